@@ -1,0 +1,64 @@
+"""One exception a kind of failure.
+
+Every message answers three questions: what was found, what is needed, what to do. The message is
+put together here so that no caller can forget one of them.
+"""
+
+from __future__ import annotations
+
+
+class LockstepError(RuntimeError):
+    """Base of all failures that Lockstep reports.
+
+    It derives from RuntimeError because that is what torch.distributed raises, so that existing
+    ``except RuntimeError`` clauses keep working.
+
+    Args:
+        found: what was seen.
+        needed: what should have been there instead.
+        cure: what to type or change.
+    """
+
+    def __init__(self, found: str, *, needed: str = "", cure: str = "") -> None:
+        self.found, self.needed, self.cure = found, needed, cure
+        lines = [found]
+        if needed:
+            lines.append(f"  needed: {needed}")
+        if cure:
+            lines.append(f"  to do:  {cure}")
+        super().__init__("\n".join(lines))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.found, self.needed, self.cure)
+
+
+def _rebuild(kind: type[LockstepError], found: str, needed: str, cure: str) -> LockstepError:
+    return kind(found, needed=needed, cure=cure)
+
+
+class LaunchError(LockstepError):
+    """The processes were not started as one world, or the MPI library cannot start."""
+
+
+class CollectiveTimeout(LockstepError, TimeoutError):
+    """A verb did not finish within the timeout of its group."""
+
+
+class CollectiveMismatch(LockstepError):
+    """The ranks of a group called different verbs, or the same verb with different arguments."""
+
+
+class GroupBroken(LockstepError):
+    """A verb was called on a group that an earlier failure has left unusable, or that is closed."""
+
+
+class MPIFailure(LockstepError):
+    """MPI itself reported an error; the message carries MPI's own text."""
+
+
+class RefusedByPeer(LockstepError, TypeError, ValueError):
+    """Another rank refused the arguments of a collective verb; this rank's own were good.
+
+    It is a TypeError and a ValueError, since that is what the refusing rank itself raises: one
+    ``except`` clause then serves on all ranks.
+    """

@@ -1,0 +1,162 @@
+"""Run a job so that all ranks end together.
+
+One rank that fails must not leave the others waiting for it. `run` is the last line of every job;
+for scripts that never heard of Lockstep, `die_together` does what can be done from outside of
+``main``: an exception that nobody caught ends the whole job.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import NoReturn
+
+from lockstep.errors import LaunchError
+from lockstep.waiting import wait_until
+from lockstep.world import World, current
+
+# Ranks that end with a code of their own wait this long for the others to end likewise, so that a
+# planned end (all ranks return 85) is not made to look like a crash.
+_GRACE = 1.0
+
+_failed = False
+_installed = False
+
+
+def run(
+    main: Callable[[Sequence[str] | None], int | None], argv: Sequence[str] | None = None
+) -> NoReturn:
+    """Run a job's main on this rank and end the process; if it fails, end the whole job.
+
+    Call it as the last line of a job, ``run(main)``. An exception prints this rank's traceback
+    first and then ends all ranks within seconds, as does a code other than 0 that the other ranks
+    do not share. MPI is not started by this function: a job that only prints its help never does.
+    Collective, if main has started MPI.
+
+    Args:
+        main: takes the arguments (None: those of the command line), returns the exit code; None
+            counts as 0.
+        argv: arguments for main.
+    """
+    try:
+        code = main(argv) or 0
+    except SystemExit as exit_:
+        code = _exit_code(exit_)
+    except KeyboardInterrupt:
+        _say("interrupted (Ctrl-C)")
+        _end_all(130)
+    except BaseException as error:
+        _report(error)
+        _end_all(1)
+    if code and not _others_leave_too():
+        _say(f"leaves with code {code} while other ranks go on: ending the job")
+        _end_all(code)
+    sys.exit(code)
+
+
+def die_together() -> None:
+    """See to it that an exception that nobody catches ends the job on all ranks. Local.
+
+    The hook only takes a note; the job is ended at the exit of the interpreter, after every other
+    hook has printed what it wants to print.
+    """
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    previous = sys.excepthook
+
+    def note_and_go_on(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        mark_failed()
+        previous(kind, error, trace)
+
+    sys.excepthook = note_and_go_on
+    atexit.register(_end_if_failed)
+
+
+def mark_failed() -> None:
+    """Have the whole job ended when this process ends, since it cannot end cleanly. Local."""
+    global _failed
+    _failed = True
+
+
+def abort(code: int) -> NoReturn:
+    """End all ranks of the job now, with a code that is not 0. Local; never returns."""
+    _flush()
+    mpi = _running_mpi()
+    if mpi is not None:
+        # An MPI that hangs may hang in its Abort as well; then only the own process is left to us,
+        # and the launcher ends the others.
+        threading.Thread(target=mpi.COMM_WORLD.Abort, args=(code or 1,), daemon=True).start()
+        threading.Event().wait(2.0)
+    os._exit(code or 1)
+
+
+def _end_all(code: int) -> NoReturn:
+    if _alone():
+        sys.exit(code)
+    abort(code)
+
+
+def _end_if_failed() -> None:
+    if _failed and not _alone():
+        abort(1)
+
+
+def _others_leave_too() -> bool:
+    """Ask whether all other ranks end with a code as well, for as long as the grace lasts."""
+    world = current()
+    if world is None or world.size == 1:
+        return True
+    return wait_until(world.comm.Ibarrier().Test, _GRACE)
+
+
+def _alone() -> bool:
+    mpi = _running_mpi()
+    return mpi is None or mpi.COMM_WORLD.size == 1
+
+
+def _running_mpi():  # type: ignore[no-untyped-def]  # returns the module mpi4py.MPI or None
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return None
+    return mpi
+
+
+def _exit_code(exit_: SystemExit) -> int:
+    if exit_.code is None or isinstance(exit_.code, int):
+        return exit_.code or 0
+    _say(str(exit_.code))
+    return 1
+
+
+def _report(error: BaseException) -> None:
+    if isinstance(error, LaunchError):
+        # The fault lies in how the job was started; a stack of our own code would hide that.
+        _say(f"LaunchError: {error}")
+        return
+    _say("".join(traceback.format_exception(error)).rstrip())
+
+
+def _say(text: str) -> None:
+    world: World | None = current()
+    prefix = f"[rank {world.rank} of {world.size}, {world.host}] " if world else ""
+    # One write, so that the lines of several ranks do not mix.
+    sys.stderr.write(f"{prefix}{text}\n")
+    _flush()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            # A closed pipe must not keep the job from ending.
+            continue

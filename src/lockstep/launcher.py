@@ -1,0 +1,155 @@
+"""What world the launcher announced: the only reader of the launchers' environment variables.
+
+The variables tell how many ranks *should* be in the world before MPI has started. MPI alone tells
+how many there *are*. When the two disagree, the launch is broken, typically into N worlds of one.
+
+SLURM_NTASKS alone is never believed: it counts the allocation, not the step, and under an mpirun
+inside of sbatch it differs from node to node. Everything here is Local and starts nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["openmpi", "hydra", "srun", "none"]
+Family = Literal["openmpi", "mpich", "intel", "other"]
+Refusal = tuple[str, str, str]
+
+_NAMES: dict[str, str] = {
+    "openmpi": "Open MPI",
+    "mpich": "MPICH",
+    "intel": "Intel MPI",
+    "other": "an MPI unknown to Lockstep",
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The world as announced by the environment.
+
+    Attributes:
+        kind: who started this process: Open MPI's mpirun, the hydra mpirun of MPICH and Intel MPI,
+            Slurm's srun, or nobody.
+        size: the number of ranks announced (1 if nobody announced a number).
+        rank: the rank announced for this process.
+        source: the variable that says so, for messages.
+        pmi: how srun offers to connect the ranks: "pmix", "pmi2" or "none"; "" elsewhere.
+    """
+
+    kind: Kind
+    size: int
+    rank: int
+    source: str
+    pmi: str = ""
+
+
+def announced(environ: Mapping[str, str] = os.environ) -> Launch:
+    """Return the world that the launcher announced. Local.
+
+    The order is that of trust: OMPI_COMM_WORLD_SIZE, then PMI_SIZE, then SLURM_STEP_NUM_TASKS.
+    """
+    if (size := _number(environ, "OMPI_COMM_WORLD_SIZE")) is not None:
+        rank = _number(environ, "OMPI_COMM_WORLD_RANK") or 0
+        return Launch("openmpi", size, rank, "OMPI_COMM_WORLD_SIZE")
+    step = _number(environ, "SLURM_STEP_NUM_TASKS")
+    if (size := _number(environ, "PMI_SIZE")) is not None:
+        rank = _number(environ, "PMI_RANK") or 0
+        if step is not None and not _started_by_hydra(environ):
+            return Launch("srun", size, rank, "PMI_SIZE", "pmi2")
+        return Launch("hydra", size, rank, "PMI_SIZE")
+    if step is not None:
+        pmi = "pmix" if "PMIX_RANK" in environ else "none"
+        rank = _number(environ, "SLURM_PROCID") or 0
+        return Launch("srun", step, rank, "SLURM_STEP_NUM_TASKS", pmi)
+    return Launch("none", 1, 0, "no launcher's variable")
+
+
+def family(library_version: str) -> Family:
+    """Return which MPI a text of ``MPI.Get_library_version()`` belongs to. Local.
+
+    Cray's MPICH and MVAPICH count as MPICH: they share its ABI and its way of starting.
+    """
+    text = library_version.lower()
+    if "open mpi" in text:
+        return "openmpi"
+    if "intel" in text:
+        return "intel"
+    return "mpich" if "mpich" in text or "mvapich" in text else "other"
+
+
+def refuse_before_start(launch: Launch, library: str) -> Refusal | None:
+    """Say why MPI must not even be started, or None if it may. Local.
+
+    Some libraries abort inside of MPI_Init under the wrong launcher, with a riddle and without
+    giving Python a chance, so those cases have to be told from the environment.
+
+    Returns:
+        what was found, what is needed, what to do.
+    """
+    kind = family(library)
+    if launch.kind == "openmpi" and kind in ("mpich", "intel"):
+        return _wrong_family(launch, kind, library)
+    if launch.kind == "hydra" and kind == "openmpi":
+        return _wrong_family(launch, kind, library)
+    if launch.kind == "srun" and launch.pmi == "none" and launch.size > 1 and kind != "other":
+        return _no_pmi(launch, kind)
+    return None
+
+
+def refuse_after_start(launch: Launch, library: str, size: int) -> Refusal | None:
+    """Say why the world that MPI built is not the one announced, or None if it is. Local.
+
+    Args:
+        size: the true size of the communicator.
+    """
+    if size == launch.size or launch.kind == "none":
+        return None
+    kind = family(library)
+    if launch.kind == "srun":
+        return _no_pmi(launch, kind, size)
+    return _wrong_family(launch, kind, library, size)
+
+
+def _wrong_family(launch: Launch, kind: Family, library: str, size: int = 1) -> Refusal:
+    starter = "Open MPI's mpirun" if launch.kind == "openmpi" else "the mpirun of MPICH or Intel MPI"
+    own = _NAMES[kind] if kind != "other" else library.splitlines()[0][:60]
+    found = (
+        f"broken launch: {starter} announced {launch.size} ranks ({launch.source}), but the MPI "
+        f"library in this Python is {own}, which makes of each a world of its own (size {size})"
+    )
+    needed = "mpirun and library of the same MPI"
+    cure = (
+        f"start with the mpirun that belongs to {own} (of a venv: `. .venv/bin/activate`; "
+        "of a cluster: the module that mpi4py's libmpi comes from), "
+        "or choose the other library: `make setup MPI=openmpi|mpich|impi|system`. "
+        "`which -a mpirun` and `python -m mpi4py --mpi-lib-version` show both"
+    )
+    return found, needed, cure
+
+
+def _no_pmi(launch: Launch, kind: Family, size: int = 1) -> Refusal:
+    offered = f"--mpi={launch.pmi}" if launch.pmi else "its default --mpi"
+    found = (
+        f"broken launch: srun announced {launch.size} ranks ({launch.source}), but with {offered} "
+        f"{_NAMES[kind]} makes of each a world of its own (size {size})"
+    )
+    wanted = {"openmpi": "pmix", "mpich": "pmi2", "intel": "pmi2"}.get(kind, "pmix")
+    needed = f"srun --mpi={wanted} for {_NAMES[kind]}"
+    cure = (
+        f"`srun --mpi={wanted} …` (or `export SLURM_MPI_TYPE={wanted}`); "
+        "`srun --mpi=list` shows what this site offers; or mpirun inside of sbatch"
+    )
+    return found, needed, cure
+
+
+def _started_by_hydra(environ: Mapping[str, str]) -> bool:
+    """Hydra's proxies run under srun too; these are set by hydra and never by srun."""
+    return "HYDI_CONTROL_FD" in environ or "MPI_LOCALNRANKS" in environ
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    value = environ.get(name, "")
+    return int(value) if value.isdecimal() else None

@@ -1,0 +1,312 @@
+"""The collective verbs: each function makes the plan of one call.
+
+A plan says what must be the same on all ranks and how the data moves, with MPI's blocking calls,
+once all ranks have agreed (see agreement). All functions here are Local; the plans are Collective.
+Tensors are on the CPU; any shape, contiguous or not; sizes are counted in elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from mpi4py import MPI
+from torch.distributed import ReduceOp
+
+from lockstep.mpi_backend.agreement import Plan
+from lockstep.mpi_backend.buffers import (
+    LARGEST_COUNT,
+    blocks,
+    check,
+    flat,
+    give_back,
+    is_plain,
+    memory,
+    numbers,
+    pieces,
+)
+from lockstep.mpi_backend.datatypes import DTYPE_CODES, Reduction, reduction
+
+Tensors = Sequence[torch.Tensor]
+
+
+def barrier(comm: MPI.Intracomm) -> Plan:
+    """Plan a barrier: the agreement that comes before every verb already is one."""
+    return Plan((), lambda: None)
+
+
+def all_reduce(comm: MPI.Intracomm, tensors: Tensors, op: ReduceOp) -> Plan:
+    """Plan to replace each tensor by its reduction over all ranks."""
+    check(tensors)
+    steps = [(tensor, reduction(tensor.dtype, op)) for tensor in tensors]
+    signature = [n for t, how in steps for n in (t.numel(), DTYPE_CODES[t.dtype], how.code)]
+
+    def move() -> None:
+        for tensor, how in steps:
+            _reduce_all(comm, tensor, how)
+
+    return Plan(tuple(signature), move, tensors, op.op.name, list(tensors))
+
+
+def reduce(comm: MPI.Intracomm, tensors: Tensors, op: ReduceOp, root: int) -> Plan:
+    """Plan to replace the root's tensor by the reduction over all ranks; others keep theirs."""
+    tensor = _single(tensors)
+    how = reduction(tensor.dtype, op)
+
+    def move() -> None:
+        work = _wire(tensor, how)
+        if how.before is not None:
+            work = work.clone() if work.data_ptr() == tensor.data_ptr() else work
+            how.before(work)
+        mine = comm.rank == root
+        for piece in pieces(work):
+            spec = numbers(piece, how.arithmetic)
+            comm.Reduce(MPI.IN_PLACE if mine else spec, spec if mine else None, how.op, root)
+        if mine:
+            if how.after is not None:
+                how.after(work, comm.size)
+            give_back(work, tensor)
+
+    signature = (tensor.numel(), DTYPE_CODES[tensor.dtype], how.code, root)
+    return Plan(signature, move, tensors, f"{op.op.name}, root {root}", list(tensors))
+
+
+def broadcast(comm: MPI.Intracomm, tensors: Tensors, root: int) -> Plan:
+    """Plan to copy the root's tensor into that of every rank."""
+    tensor = _single(tensors)
+
+    def move() -> None:
+        work = flat(tensor)
+        for piece in pieces(_bytes(work)):
+            comm.Bcast([memory(piece), piece.numel(), MPI.BYTE], root)
+        if comm.rank != root:
+            give_back(work, tensor)
+
+    signature = (tensor.numel(), DTYPE_CODES[tensor.dtype], root)
+    return Plan(signature, move, tensors, f"root {root}", list(tensors))
+
+
+def all_gather(comm: MPI.Intracomm, outputs: Tensors, mine: torch.Tensor) -> Plan:
+    """Plan to copy the tensor of rank r into outputs[r] on every rank, for all r."""
+    check([*outputs, mine])
+    _same_count(outputs, comm.size, mine, "output")
+
+    def move() -> None:
+        gathered = mine.new_empty((comm.size, mine.numel()))
+        _all_gather(comm, gathered, mine)
+        for target, row in zip(outputs, gathered, strict=True):
+            give_back(row, target)
+
+    return Plan(_size_and_dtype(mine), move, [mine], result=[list(outputs)])
+
+
+def all_gather_single(comm: MPI.Intracomm, output: torch.Tensor, mine: torch.Tensor) -> Plan:
+    """Plan to gather the tensors of all ranks, in order, in one tensor on every rank."""
+    check([output, mine])
+    _same_total(output, mine, comm.size, "output", "input")
+
+    def move() -> None:
+        gathered = flat(output)
+        _all_gather(comm, gathered, mine)
+        give_back(gathered, output)
+
+    return Plan(_size_and_dtype(mine), move, [mine], result=output)
+
+
+def gather(comm: MPI.Intracomm, outputs: Tensors, mine: torch.Tensor, root: int) -> Plan:
+    """Plan to copy the tensor of rank r into outputs[r] on the root, for all r."""
+    check([*outputs, mine])
+    at_root = comm.rank == root
+    if at_root:
+        _same_count(outputs, comm.size, mine, "output")
+
+    def move() -> None:
+        with blocks(mine.nbytes) as (count, kind):
+            sent = flat(mine)
+            if not at_root:
+                comm.Gather([memory(sent), count, kind], None, root)
+                return
+            gathered = mine.new_empty((comm.size, mine.numel()))
+            comm.Gather(
+                [memory(sent), count, kind], [memory(gathered), count, kind], root
+            )
+        for target, row in zip(outputs, gathered, strict=True):
+            give_back(row, target)
+
+    signature = (*_size_and_dtype(mine), root)
+    return Plan(signature, move, [mine], f"root {root}", [list(outputs)])
+
+
+def scatter(comm: MPI.Intracomm, mine: torch.Tensor, inputs: Tensors, root: int) -> Plan:
+    """Plan to copy the root's inputs[r] into the tensor of rank r, for all r."""
+    check([*inputs, mine])
+    at_root = comm.rank == root
+    if at_root:
+        _same_count(inputs, comm.size, mine, "input")
+
+    def move() -> None:
+        with blocks(mine.nbytes) as (count, kind):
+            received = flat(mine)
+            if at_root:
+                sent = _joined(inputs)
+                comm.Scatter(
+                    [memory(sent), count, kind], [memory(received), count, kind], root
+                )
+            else:
+                comm.Scatter(None, [memory(received), count, kind], root)
+        give_back(received, mine)
+
+    signature = (*_size_and_dtype(mine), root)
+    return Plan(signature, move, [mine], f"root {root}", [mine])
+
+
+def reduce_scatter(
+    comm: MPI.Intracomm, output: torch.Tensor, inputs: Tensors, op: ReduceOp
+) -> Plan:
+    """Plan to leave on rank r the reduction over all ranks of their inputs[r]."""
+    check([*inputs, output])
+    _same_count(inputs, comm.size, output, "input")
+    how = reduction(output.dtype, op)
+    signature = (*_size_and_dtype(output), how.code)
+
+    def move() -> None:
+        _reduce_scatter(comm, output, _joined(inputs), how)
+
+    return Plan(signature, move, [output], op.op.name, [output])
+
+
+def reduce_scatter_single(
+    comm: MPI.Intracomm, output: torch.Tensor, whole: torch.Tensor, op: ReduceOp
+) -> Plan:
+    """Plan to leave on rank r the r-th part of the reduction of whole over all ranks."""
+    check([output, whole])
+    _same_total(whole, output, comm.size, "input", "output")
+    how = reduction(output.dtype, op)
+    signature = (*_size_and_dtype(output), how.code)
+
+    def move() -> None:
+        source = flat(whole)
+        # The reduction may compute in place, and the caller's input is not ours to change.
+        _reduce_scatter(comm, output, source.clone() if how.before is not None else source, how)
+
+    return Plan(signature, move, [output], op.op.name, output)
+
+
+def together(plans: Sequence[Plan]) -> Plan:
+    """Join the plans of several tensors into one with a single agreement."""
+    moves: list[Callable[[], object]] = [plan.move for plan in plans]
+
+    def move() -> None:
+        for each in moves:
+            each()
+
+    return Plan(
+        (len(plans), *(n for plan in plans for n in plan.signature)),
+        move,
+        [tensor for plan in plans for tensor in plan.tensors],
+        plans[0].note if plans else "",
+        [plan.result for plan in plans],
+    )
+
+
+def _reduce_all(comm: MPI.Intracomm, tensor: torch.Tensor, how: Reduction) -> None:
+    work = _wire(tensor, how)
+    if how.before is not None:
+        how.before(work)
+    for piece in pieces(work):
+        comm.Allreduce(MPI.IN_PLACE, numbers(piece, how.arithmetic), how.op)
+    if how.after is not None:
+        how.after(work, comm.size)
+    if work is not tensor:
+        give_back(work, tensor)
+
+
+def _reduce_scatter(
+    comm: MPI.Intracomm, output: torch.Tensor, source: torch.Tensor, how: Reduction
+) -> None:
+    parts = source.to(how.arithmetic.wire).view(comm.size, -1)
+    if how.before is not None:
+        how.before(parts)
+    reduced = parts.new_empty(parts.shape[1])
+    row = how.arithmetic
+    if parts.numel() <= LARGEST_COUNT:
+        # Like all of MPI's counts here, that of the input is for one rank.
+        sent = [memory(parts), reduced.numel(), row.datatype]
+        comm.Reduce_scatter_block(sent, numbers(reduced, row), how.op)
+    else:
+        for root, part in enumerate(parts):
+            for given, kept in zip(pieces(part), pieces(reduced), strict=True):
+                target = numbers(kept, row) if comm.rank == root else None
+                comm.Reduce(numbers(given, row), target, how.op, root)
+    if how.after is not None:
+        how.after(reduced, comm.size)
+    give_back(reduced, output)
+
+
+def _all_gather(comm: MPI.Intracomm, gathered: torch.Tensor, mine: torch.Tensor) -> None:
+    sent = flat(mine)
+    start, end = gathered.data_ptr(), gathered.data_ptr() + gathered.nbytes
+    with blocks(sent.nbytes) as (count, kind):
+        target = [memory(gathered), count, kind]
+        if sent.data_ptr() == start + comm.rank * sent.nbytes and start != end:
+            comm.Allgather(MPI.IN_PLACE, target)
+            return
+        if start <= sent.data_ptr() < end or sent.data_ptr() <= start < sent.data_ptr() + sent.nbytes:
+            sent = sent.clone()  # MPI forbids that what is sent and what is received overlap
+        comm.Allgather([memory(sent), count, kind], target)
+
+
+def _wire(tensor: torch.Tensor, how: Reduction) -> torch.Tensor:
+    if tensor.dtype is how.arithmetic.wire and is_plain(tensor):
+        return tensor.detach() if tensor.requires_grad else tensor
+    return flat(tensor).to(how.arithmetic.wire)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _joined(tensors: Tensors) -> torch.Tensor:
+    return torch.cat([flat(tensor).view(-1) for tensor in tensors])
+
+
+def _single(tensors: Tensors) -> torch.Tensor:
+    check(tensors)
+    if len(tensors) != 1:
+        raise ValueError(
+            f"the mpi backend was given {len(tensors)} tensors for one verb\n"
+            "  needed: one tensor a call\n  to do:  call once for each tensor"
+        )
+    return tensors[0]
+
+
+def _size_and_dtype(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.numel(), DTYPE_CODES[tensor.dtype]
+
+
+def _same_count(parts: Tensors, size: int, mine: torch.Tensor, what: str) -> None:
+    if len(parts) != size:
+        raise ValueError(
+            f"{len(parts)} {what} tensors were given for a group of {size} ranks\n"
+            f"  needed: one {what} tensor a rank\n  to do:  make the list {size} long"
+        )
+    for i, part in enumerate(parts):
+        if part.numel() != mine.numel() or part.dtype is not mine.dtype:
+            raise ValueError(
+                f"{what} tensor {i} is {part.dtype}{list(part.shape)}, this rank's own is "
+                f"{mine.dtype}{list(mine.shape)}\n"
+                f"  needed: the same dtype and number of elements in all of them\n"
+                f"  to do:  pad to a common size, or use all_to_all_single with splits"
+            )
+
+
+def _same_total(
+    whole: torch.Tensor, part: torch.Tensor, size: int, whole_name: str, part_name: str
+) -> None:
+    if whole.numel() != part.numel() * size or whole.dtype is not part.dtype:
+        raise ValueError(
+            f"the {whole_name} is {whole.dtype}{list(whole.shape)} and the {part_name} "
+            f"{part.dtype}{list(part.shape)} in a group of {size} ranks\n"
+            f"  needed: the same dtype, and {size} times as many elements in the {whole_name}\n"
+            f"  to do:  check both shapes against the size of the group"
+        )

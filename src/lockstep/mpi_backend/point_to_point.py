@@ -1,0 +1,223 @@
+"""Sends and receives: non-blocking always, so that two ranks may send to each other first.
+
+A message is looked after by whoever waits for it, and from time to time by the attendant, which
+keeps long messages moving while the caller computes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+from mpi4py import MPI
+from torch.futures import Future
+
+from lockstep.errors import CollectiveTimeout, LockstepError, MPIFailure
+from lockstep.mpi_backend.buffers import blocks, check, flat, give_back, memory
+from lockstep.mpi_backend.group import Group
+from lockstep.mpi_backend.tags import user_tag
+from lockstep.mpi_backend.work import asked
+from lockstep.waiting import wait_until
+
+if TYPE_CHECKING:
+    _Work = object
+else:
+    from torch._C._distributed_c10d import Work as _Work
+
+
+class Message(_Work):
+    """A send or a receive under way.
+
+    Args:
+        group: whose communicator it travels on.
+        what: the verb and the peer, for messages.
+        tensor: the caller's tensor.
+        staged: the contiguous tensor that MPI reads or writes.
+    """
+
+    def __init__(
+        self, group: Group, what: str, tensor: torch.Tensor, staged: torch.Tensor
+    ) -> None:
+        super().__init__()
+        self._group, self._what = group, what
+        self._tensor, self._staged = tensor, staged
+        self._request: MPI.Request | None = None
+        self._status = MPI.Status()
+        self._receiving = False
+        self._over = False
+        self._error: LockstepError | None = None
+        self._future: Future | None = None
+        self._looking = threading.Lock()
+        self.source = -1
+        self.since = time.monotonic()
+
+    def begin_send(self, peer: int, tag: int) -> Message:
+        """Start to send to peer. Local."""
+        with blocks(self._staged.nbytes) as (count, kind):
+            spec = [memory(self._staged), count, kind]
+            self._request = self._group.comm.Isend(spec, peer, tag)
+        self._group.messages[id(self)] = self
+        return self
+
+    def begin_receive(self, peer: int, tag: int) -> Message:
+        """Start to receive from peer. Local."""
+        self._receiving = True
+        with blocks(self._staged.nbytes) as (count, kind):
+            spec = [memory(self._staged), count, kind]
+            self._request = self._group.comm.Irecv(spec, peer, tag)
+        self._group.messages[id(self)] = self
+        return self
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the message has left this rank, or has come. Local.
+
+        Args:
+            timeout: None or zero: that of the group.
+
+        Raises:
+            CollectiveTimeout: it did not; a receive is then taken back, a send is not.
+            MPIFailure: MPI reported an error, or the message was shorter than the tensor.
+        """
+        if not self._over and not self.look():
+            seconds = timeout.total_seconds() if timeout is not None else 0.0
+            seconds = seconds if seconds > 0 else self._group.seconds
+            if not wait_until(self.look, seconds):
+                self._give_up(seconds)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def look(self) -> bool:
+        """Ask MPI whether the message is over, and finish it if so. Local; any thread."""
+        if self._over:
+            return True
+        # A request must not be tested by two threads at once; the other one will see the end.
+        if not self._looking.acquire(blocking=False):
+            return False
+        try:
+            if not self._over and self._test():
+                self._finish()
+        finally:
+            self._looking.release()
+        return self._over
+
+    def is_completed(self) -> bool:
+        """Say whether the message is over. Local."""
+        return self.look()
+
+    def failure(self) -> BaseException | None:
+        """Return what made the message fail, if something did. Local."""
+        return self._error
+
+    def source_rank(self) -> int:
+        """Return the rank that the message came from, once it is over. Local."""
+        return self.source
+
+    def get_future(self) -> Future:
+        """Return a future that is done when the message is over. Local."""
+        asked.work = self
+        with self._looking:
+            if self._future is None:
+                self._future = Future()
+                if self._over:
+                    self._tell(self._future)
+            return self._future
+
+    def _test(self) -> bool:
+        try:
+            return self._request is None or self._request.Test(self._status)
+        except MPI.Exception as error:
+            self._error = MPIFailure(
+                f"{self._group.label(self._what)} failed: MPI says: {error.Get_error_string()}",
+                needed="a message as long as the tensor that receives it",
+                cure="compare shape and dtype on both sides",
+            )
+            return True
+
+    def _finish(self) -> None:
+        if self._receiving and self._error is None:
+            self.source = self._status.Get_source()
+            came = self._status.Get_count(MPI.BYTE)
+            if came != self._staged.nbytes and self._staged.nbytes < 2**30:
+                self._error = MPIFailure(
+                    f"{self._group.label(self._what)}: {came} bytes came from rank {self.source} "
+                    f"for a tensor of {self._staged.nbytes}",
+                    needed="a message as long as the tensor that receives it",
+                    cure="compare shape and dtype on both sides",
+                )
+            else:
+                give_back(self._staged, self._tensor)
+        self._over = True
+        self._group.messages.pop(id(self), None)
+        if self._future is not None:
+            self._tell(self._future)
+
+    def _tell(self, future: Future) -> None:
+        if self._error is None:
+            future.set_result([self._tensor])
+        else:
+            future.set_exception(self._error)  # type: ignore[arg-type]
+
+    def _give_up(self, seconds: float) -> None:
+        if self._receiving and self._request is not None:
+            self._request.Cancel()
+            # After a cancel the end is near: either the cancel took hold, or the message is there.
+            if wait_until(self.look, 5.0) and not self._status.Is_cancelled() and not self._error:
+                return
+        else:
+            self._group.break_(f"{self._what} timed out")
+        self._error = CollectiveTimeout(
+            f"{self._group.label(self._what)} timed out after {seconds:g} s",
+            needed="the peer calls the matching verb with the same tag",
+            cure="look at what the peer prints or does; check the order of sends and receives",
+        )
+
+
+def send(group: Group, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> Message:
+    """Start to send a tensor to a rank of the group. Local.
+
+    Args:
+        tensors: one tensor on the CPU, any shape and dtype, contiguous or not.
+        peer: rank in the group.
+        tag: told apart from other messages by it.
+
+    Raises:
+        TypeError, ValueError: naming the argument that is wrong.
+        GroupBroken: the group cannot be used any more.
+    """
+    tensor, tag = _checked(group, tensors, peer, tag, "send to")
+    what = f"send of {tensor.dtype}{list(tensor.shape)} to rank {peer}, tag {tag},"
+    return Message(group, what, tensor, flat(tensor)).begin_send(peer, tag)
+
+
+def receive(group: Group, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> Message:
+    """Start to receive a tensor from a rank of the group, or from MPI.ANY_SOURCE. Local.
+
+    Args and errors as for `send`.
+    """
+    tensor, tag = _checked(group, tensors, peer, tag, "receive from")
+    who = "any rank" if peer == MPI.ANY_SOURCE else f"rank {peer}"
+    what = f"recv of {tensor.dtype}{list(tensor.shape)} from {who}, tag {tag},"
+    return Message(group, what, tensor, flat(tensor)).begin_receive(peer, tag)
+
+
+def _checked(
+    group: Group, tensors: Sequence[torch.Tensor], peer: int, tag: int, what: str
+) -> tuple[torch.Tensor, int]:
+    group.require_usable(what)
+    check(tensors)
+    if len(tensors) != 1:
+        raise ValueError(
+            f"{len(tensors)} tensors were given to one {what}\n"
+            "  needed: one tensor a message\n  to do:  call once for each tensor"
+        )
+    if peer != MPI.ANY_SOURCE and not 0 <= peer < group.size:
+        raise ValueError(
+            f"cannot {what} rank {peer}\n"
+            f"  needed: a rank from 0 to {group.size - 1}\n  to do:  check the peer's rank"
+        )
+    return tensors[0], user_tag(group.comm, tag)
