@@ -14,10 +14,13 @@ _lockstep_undo() {
     done <<END
 ${LOCKSTEP_MPI_ENV-}
 END
-    case "${LD_LIBRARY_PATH-}" in
-    *:*) case "${LD_LIBRARY_PATH%%:*}" in
-        */lib/mpich-abi) LD_LIBRARY_PATH=${LD_LIBRARY_PATH#*:} ;;
-        esac ;;
+    _lockstep_now=${LD_LIBRARY_PATH-}
+    case "${_lockstep_now%%:*}" in
+    */lib/mpich-abi) # ours comes first, where nobody has put another before it
+        LD_LIBRARY_PATH=${_lockstep_now#*/lib/mpich-abi}
+        LD_LIBRARY_PATH=${LD_LIBRARY_PATH#:}
+        if [ -z "$LD_LIBRARY_PATH" ]; then unset LD_LIBRARY_PATH; fi
+        ;;
     esac
     unset LOCKSTEP_MPI_ENV _lockstep_name _lockstep_value _lockstep_now
 }
@@ -61,7 +64,7 @@ _lockstep_set() {
 
     # The cluster's own MPICH, where it has no libmpi.so.12: tools/venv.sh made a link.
     if [ -d "${VIRTUAL_ENV-}/lib/mpich-abi" ]; then
-        export LD_LIBRARY_PATH="$VIRTUAL_ENV/lib/mpich-abi:${LD_LIBRARY_PATH-}"
+        export LD_LIBRARY_PATH="$VIRTUAL_ENV/lib/mpich-abi${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
     fi
 }
 

@@ -12,6 +12,15 @@ GLOO_NAME = "gloo-name"
 MPI_NAME = "mpi"
 MODES = (MPI_NAME, GLOO_NAME, GLOO)
 
+# Tests that cannot run in a mode, with the reason; tests/conformance/README.md lists them, too.
+EXCLUDED = {
+    GLOO_NAME: {
+        "test_ddp_logging_data_cpu": "expects the C++ backend type gloo, and DDP's logger casts "
+        "every group of that type to torch's own class, which ends in a segmentation fault; runs "
+        "under the name mpi"
+    }
+}
+
 
 def torch_name(mode: str) -> str:
     """Tell under which name the suite sees the backend."""
@@ -33,13 +42,13 @@ def register(mode: str) -> None:
         from lockstep.mpi_backend.register import create_backend
 
         # The suite keeps many tests for gloo by its name, so ours takes that name. The backend
-        # type stays gloo's: torch's C++ side finds a group's backend by it.
+        # type must not be gloo's: DDP's C++ logger casts whatever has it to torch's own class.
         dist.Backend.register_backend(
             dist.Backend.GLOO,
             create_backend,
             extended_api=True,
             devices=["cpu"],
-            _backend_type=dist.ProcessGroup.BackendType.GLOO,
+            _backend_type=dist.ProcessGroup.BackendType.MPI,
         )
 
 

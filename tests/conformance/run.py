@@ -97,7 +97,8 @@ class Runner:
         for name in fnmatch.filter(names, self.options.only):
             if name in self.report.tests:
                 continue
-            reason = suite.static_skip(self.case, name)
+            reason = groups.EXCLUDED.get(self.options.backend, {}).get(name)
+            reason = reason or suite.static_skip(self.case, name)
             if reason is not None:
                 self.report.record(name, Verdict(SKIPPED, reason))
                 continue

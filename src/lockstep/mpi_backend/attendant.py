@@ -22,6 +22,8 @@ _BUSY = 0.002
 _GRACE = 1.0
 
 _groups: weakref.WeakSet[Group] = weakref.WeakSet()
+# Groups on which a verb can never end outlive their use: the end of the process has to know.
+_broken: set[Group] = set()
 _lock = threading.Lock()
 _stop = threading.Event()
 _thread: threading.Thread | None = None
@@ -50,7 +52,7 @@ def dismiss() -> None:
 def groups() -> list[Group]:
     """Return the groups that are looked after. Local."""
     with _lock:
-        return list(_groups)
+        return list(_groups | _broken)
 
 
 def _look_round() -> None:
@@ -62,6 +64,9 @@ def _look_round() -> None:
 
 
 def _look_after(group: Group, now: float) -> bool:
+    if group.broken:
+        with _lock:
+            _broken.add(group)
     inside = group.inside
     if inside is not None and now > inside[0] + _GRACE:
         _end_with_verdict(group, inside[1])

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
-from lockstep import launch
 from lockstep.errors import CollectiveTimeout, GroupBroken, MPIFailure
 from lockstep.mpi_backend.agreement import Agreement, Plan
 from lockstep.mpi_backend.work import FINISHED, Finished, Pending
@@ -107,8 +106,6 @@ class Group:
     def break_(self, reason: str) -> None:
         """Refuse all further verbs: ranks no longer agree on what is under way. Local."""
         self._broken = self._broken or reason
-        # MPI_Finalize would wait for what has been begun and cannot end.
-        launch.mark_failed()
 
     def drain(self, seconds: float) -> bool:
         """Wait until nothing is queued. Local. Returns False if it took longer."""
@@ -185,7 +182,7 @@ class Group:
         what = self.label(plan.describe(verb, self.sequence))
         self.break_(f"{verb} #{self.sequence} timed out")
         return CollectiveTimeout(
-            f"{what} timed out: not all ranks of the group came within {seconds:g} s",
+            f"{what} hit its timeout of {seconds:g} s: not all ranks of the group have called it",
             needed="every rank of the group calls this verb",
             cure="look at what the other ranks print or do (py-spy dump --pid …); "
             "a longer timeout: init_process_group(…, timeout=timedelta(minutes=…))",

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 
-from lockstep import launch
 from lockstep.mpi_backend import attendant
+
+
 
 
 def leave() -> None:
     """Carry out what is queued, stop all threads; called before MPI is finalized. Local.
 
-    A group on which a verb can never end makes an orderly end impossible: MPI_Finalize would wait
-    for it. Then the job is ended, with a line that says so.
+    MPI_Finalize waits for the other ranks. Where a verb has timed out, the ranks no longer agree on
+    what they do, and one of them may never come: then the wait gets the limit that the verb had.
     """
-    stuck = []
     for group in attendant.groups():
         if not group.broken and not group.stop(group.seconds):
             group.break_("a verb did not end before the process did")
-        if group.broken:
-            stuck.append(group)
     attendant.dismiss()
-    for group in stuck:
-        sys.stderr.write(f"lockstep: {group.label('leaving')}: {group.broken}: ending the job\n")
-    if stuck:
-        launch.abort(1)
+    limits = [group.seconds for group in attendant.groups() if group.broken]
+    if limits:
+        # In C, because MPI_Finalize holds the interpreter's lock.
+        faulthandler.dump_traceback_later(max(limits), exit=True, file=sys.__stderr__)

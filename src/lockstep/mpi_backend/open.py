@@ -32,8 +32,8 @@ def open_communicator(
     """
     tag = zlib.crc32(f"{name}:{list(ranks)}".encode()) % _TAGS
     missing = arrive(parent, ranks, (2 * tag, 2 * tag + 1), seconds)
-    if missing:
-        who = ", ".join(str(ranks[i]) for i in missing)
+    if missing is None or missing:
+        who = ", ".join(str(ranks[i]) for i in missing or [0])
         raise CollectiveTimeout(
             f"opening group {name!r} of {len(ranks)} ranks timed out after {seconds:g} s on rank "
             f"{parent.rank}: no message from rank {who}",
