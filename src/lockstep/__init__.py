@@ -6,8 +6,9 @@ started when a world is discovered or a group is opened.
 
 from lockstep.launch import run
 from lockstep.mpi_backend.register import register as _register
+from lockstep.session import session
 from lockstep.world import World, discover
 
-__all__ = ["World", "discover", "run"]
+__all__ = ["World", "discover", "run", "session"]
 
 _register()

@@ -114,7 +114,9 @@ def refuse_after_start(launch: Launch, library: str, size: int) -> Refusal | Non
 
 
 def _wrong_family(launch: Launch, kind: Family, library: str, size: int = 1) -> Refusal:
-    starter = "Open MPI's mpirun" if launch.kind == "openmpi" else "the mpirun of MPICH or Intel MPI"
+    starter = (
+        "Open MPI's mpirun" if launch.kind == "openmpi" else "the mpirun of MPICH or Intel MPI"
+    )
     own = _NAMES[kind] if kind != "other" else library.splitlines()[0][:60]
     found = (
         f"broken launch: {starter} announced {launch.size} ranks ({launch.source}), but the MPI "

@@ -38,9 +38,7 @@ FOREGROUND = Patience(spins=64, eager=0.05, share=0.01, longest=1e-3)
 BACKGROUND = Patience(spins=4, eager=50e-6, share=0.05, longest=1e-3)
 
 
-def wait_until(
-    ready: Callable[[], bool], seconds: float, patience: Patience = FOREGROUND
-) -> bool:
+def wait_until(ready: Callable[[], bool], seconds: float, patience: Patience = FOREGROUND) -> bool:
     """Call ready until it returns True or the seconds are over. Local.
 
     Args:

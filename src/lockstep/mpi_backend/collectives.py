@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 from mpi4py import MPI
-from torch.distributed import ReduceOp
 
 from lockstep.mpi_backend.agreement import Plan
+from lockstep.mpi_backend.arguments import same_count, same_total, single
 from lockstep.mpi_backend.buffers import (
     LARGEST_COUNT,
     blocks,
@@ -25,7 +25,7 @@ from lockstep.mpi_backend.buffers import (
     numbers,
     pieces,
 )
-from lockstep.mpi_backend.datatypes import DTYPE_CODES, Reduction, reduction
+from lockstep.mpi_backend.datatypes import DTYPE_CODES, Operator, Reduction, reduction
 
 Tensors = Sequence[torch.Tensor]
 
@@ -35,26 +35,32 @@ def barrier(comm: MPI.Intracomm) -> Plan:
     return Plan((), lambda: None)
 
 
-def all_reduce(comm: MPI.Intracomm, tensors: Tensors, op: ReduceOp) -> Plan:
+def all_reduce(comm: MPI.Intracomm, tensors: Tensors, op: Operator) -> Plan:
     """Plan to replace each tensor by its reduction over all ranks."""
     check(tensors)
+    if len(tensors) == 1:
+        # By far the most frequent call, and often of a few bytes: it is kept short.
+        tensor = tensors[0]
+        how = reduction(tensor.dtype, op)
+        signature: tuple[int, ...] = (tensor.numel(), how.code)
+        return Plan(signature, lambda: _reduce_all(comm, tensor, how), tensors, how.name, tensors)
     steps = [(tensor, reduction(tensor.dtype, op)) for tensor in tensors]
-    signature = [n for t, how in steps for n in (t.numel(), DTYPE_CODES[t.dtype], how.code)]
+    signature = tuple(n for t, how in steps for n in (t.numel(), how.code))
 
     def move() -> None:
         for tensor, how in steps:
             _reduce_all(comm, tensor, how)
 
-    return Plan(tuple(signature), move, tensors, op.op.name, list(tensors))
+    return Plan(signature, move, tensors, op.op.name, tensors)
 
 
-def reduce(comm: MPI.Intracomm, tensors: Tensors, op: ReduceOp, root: int) -> Plan:
+def reduce(comm: MPI.Intracomm, tensors: Tensors, op: Operator, root: int) -> Plan:
     """Plan to replace the root's tensor by the reduction over all ranks; others keep theirs."""
-    tensor = _single(tensors)
+    tensor = single(tensors)
     how = reduction(tensor.dtype, op)
 
     def move() -> None:
-        work = _wire(tensor, how)
+        work = flat(tensor).to(how.arithmetic.wire)
         if how.before is not None:
             work = work.clone() if work.data_ptr() == tensor.data_ptr() else work
             how.before(work)
@@ -67,13 +73,13 @@ def reduce(comm: MPI.Intracomm, tensors: Tensors, op: ReduceOp, root: int) -> Pl
                 how.after(work, comm.size)
             give_back(work, tensor)
 
-    signature = (tensor.numel(), DTYPE_CODES[tensor.dtype], how.code, root)
-    return Plan(signature, move, tensors, f"{op.op.name}, root {root}", list(tensors))
+    signature = (tensor.numel(), how.code, root)
+    return Plan(signature, move, tensors, f"{how.name}, root {root}", tensors)
 
 
 def broadcast(comm: MPI.Intracomm, tensors: Tensors, root: int) -> Plan:
     """Plan to copy the root's tensor into that of every rank."""
-    tensor = _single(tensors)
+    tensor = single(tensors)
 
     def move() -> None:
         work = flat(tensor)
@@ -83,13 +89,13 @@ def broadcast(comm: MPI.Intracomm, tensors: Tensors, root: int) -> Plan:
             give_back(work, tensor)
 
     signature = (tensor.numel(), DTYPE_CODES[tensor.dtype], root)
-    return Plan(signature, move, tensors, f"root {root}", list(tensors))
+    return Plan(signature, move, tensors, f"root {root}", tensors)
 
 
 def all_gather(comm: MPI.Intracomm, outputs: Tensors, mine: torch.Tensor) -> Plan:
     """Plan to copy the tensor of rank r into outputs[r] on every rank, for all r."""
     check([*outputs, mine])
-    _same_count(outputs, comm.size, mine, "output")
+    same_count(outputs, comm.size, mine, "output")
 
     def move() -> None:
         gathered = mine.new_empty((comm.size, mine.numel()))
@@ -103,7 +109,7 @@ def all_gather(comm: MPI.Intracomm, outputs: Tensors, mine: torch.Tensor) -> Pla
 def all_gather_single(comm: MPI.Intracomm, output: torch.Tensor, mine: torch.Tensor) -> Plan:
     """Plan to gather the tensors of all ranks, in order, in one tensor on every rank."""
     check([output, mine])
-    _same_total(output, mine, comm.size, "output", "input")
+    same_total(output, mine, comm.size, "output", "input")
 
     def move() -> None:
         gathered = flat(output)
@@ -118,7 +124,7 @@ def gather(comm: MPI.Intracomm, outputs: Tensors, mine: torch.Tensor, root: int)
     check([*outputs, mine])
     at_root = comm.rank == root
     if at_root:
-        _same_count(outputs, comm.size, mine, "output")
+        same_count(outputs, comm.size, mine, "output")
 
     def move() -> None:
         with blocks(mine.nbytes) as (count, kind):
@@ -127,9 +133,7 @@ def gather(comm: MPI.Intracomm, outputs: Tensors, mine: torch.Tensor, root: int)
                 comm.Gather([memory(sent), count, kind], None, root)
                 return
             gathered = mine.new_empty((comm.size, mine.numel()))
-            comm.Gather(
-                [memory(sent), count, kind], [memory(gathered), count, kind], root
-            )
+            comm.Gather([memory(sent), count, kind], [memory(gathered), count, kind], root)
         for target, row in zip(outputs, gathered, strict=True):
             give_back(row, target)
 
@@ -142,16 +146,14 @@ def scatter(comm: MPI.Intracomm, mine: torch.Tensor, inputs: Tensors, root: int)
     check([*inputs, mine])
     at_root = comm.rank == root
     if at_root:
-        _same_count(inputs, comm.size, mine, "input")
+        same_count(inputs, comm.size, mine, "input")
 
     def move() -> None:
         with blocks(mine.nbytes) as (count, kind):
             received = flat(mine)
             if at_root:
                 sent = _joined(inputs)
-                comm.Scatter(
-                    [memory(sent), count, kind], [memory(received), count, kind], root
-                )
+                comm.Scatter([memory(sent), count, kind], [memory(received), count, kind], root)
             else:
                 comm.Scatter(None, [memory(received), count, kind], root)
         give_back(received, mine)
@@ -161,35 +163,35 @@ def scatter(comm: MPI.Intracomm, mine: torch.Tensor, inputs: Tensors, root: int)
 
 
 def reduce_scatter(
-    comm: MPI.Intracomm, output: torch.Tensor, inputs: Tensors, op: ReduceOp
+    comm: MPI.Intracomm, output: torch.Tensor, inputs: Tensors, op: Operator
 ) -> Plan:
     """Plan to leave on rank r the reduction over all ranks of their inputs[r]."""
     check([*inputs, output])
-    _same_count(inputs, comm.size, output, "input")
+    same_count(inputs, comm.size, output, "input")
     how = reduction(output.dtype, op)
-    signature = (*_size_and_dtype(output), how.code)
+    signature = (output.numel(), how.code)
 
     def move() -> None:
         _reduce_scatter(comm, output, _joined(inputs), how)
 
-    return Plan(signature, move, [output], op.op.name, [output])
+    return Plan(signature, move, [output], how.name, [output])
 
 
 def reduce_scatter_single(
-    comm: MPI.Intracomm, output: torch.Tensor, whole: torch.Tensor, op: ReduceOp
+    comm: MPI.Intracomm, output: torch.Tensor, whole: torch.Tensor, op: Operator
 ) -> Plan:
     """Plan to leave on rank r the r-th part of the reduction of whole over all ranks."""
     check([output, whole])
-    _same_total(whole, output, comm.size, "input", "output")
+    same_total(whole, output, comm.size, "input", "output")
     how = reduction(output.dtype, op)
-    signature = (*_size_and_dtype(output), how.code)
+    signature = (output.numel(), how.code)
 
     def move() -> None:
         source = flat(whole)
         # The reduction may compute in place, and the caller's input is not ours to change.
         _reduce_scatter(comm, output, source.clone() if how.before is not None else source, how)
 
-    return Plan(signature, move, [output], op.op.name, output)
+    return Plan(signature, move, [output], how.name, output)
 
 
 def together(plans: Sequence[Plan]) -> Plan:
@@ -210,13 +212,17 @@ def together(plans: Sequence[Plan]) -> Plan:
 
 
 def _reduce_all(comm: MPI.Intracomm, tensor: torch.Tensor, how: Reduction) -> None:
-    work = _wire(tensor, how)
+    row = how.arithmetic
+    work = tensor if tensor.dtype is row.wire and is_plain(tensor) else flat(tensor).to(row.wire)
     if how.before is not None:
-        how.before(work)
-    for piece in pieces(work):
-        comm.Allreduce(MPI.IN_PLACE, numbers(piece, how.arithmetic), how.op)
+        how.before(work.detach())
+    if work.numel() <= LARGEST_COUNT:
+        comm.Allreduce(MPI.IN_PLACE, numbers(work, row), how.op)
+    else:
+        for piece in pieces(work.detach()):
+            comm.Allreduce(MPI.IN_PLACE, numbers(piece, row), how.op)
     if how.after is not None:
-        how.after(work, comm.size)
+        how.after(work.detach(), comm.size)
     if work is not tensor:
         give_back(work, tensor)
 
@@ -251,15 +257,12 @@ def _all_gather(comm: MPI.Intracomm, gathered: torch.Tensor, mine: torch.Tensor)
         if sent.data_ptr() == start + comm.rank * sent.nbytes and start != end:
             comm.Allgather(MPI.IN_PLACE, target)
             return
-        if start <= sent.data_ptr() < end or sent.data_ptr() <= start < sent.data_ptr() + sent.nbytes:
+        if (
+            start <= sent.data_ptr() < end
+            or sent.data_ptr() <= start < sent.data_ptr() + sent.nbytes
+        ):
             sent = sent.clone()  # MPI forbids that what is sent and what is received overlap
         comm.Allgather([memory(sent), count, kind], target)
-
-
-def _wire(tensor: torch.Tensor, how: Reduction) -> torch.Tensor:
-    if tensor.dtype is how.arithmetic.wire and is_plain(tensor):
-        return tensor.detach() if tensor.requires_grad else tensor
-    return flat(tensor).to(how.arithmetic.wire)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -270,43 +273,5 @@ def _joined(tensors: Tensors) -> torch.Tensor:
     return torch.cat([flat(tensor).view(-1) for tensor in tensors])
 
 
-def _single(tensors: Tensors) -> torch.Tensor:
-    check(tensors)
-    if len(tensors) != 1:
-        raise ValueError(
-            f"the mpi backend was given {len(tensors)} tensors for one verb\n"
-            "  needed: one tensor a call\n  to do:  call once for each tensor"
-        )
-    return tensors[0]
-
-
 def _size_and_dtype(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.numel(), DTYPE_CODES[tensor.dtype]
-
-
-def _same_count(parts: Tensors, size: int, mine: torch.Tensor, what: str) -> None:
-    if len(parts) != size:
-        raise ValueError(
-            f"{len(parts)} {what} tensors were given for a group of {size} ranks\n"
-            f"  needed: one {what} tensor a rank\n  to do:  make the list {size} long"
-        )
-    for i, part in enumerate(parts):
-        if part.numel() != mine.numel() or part.dtype is not mine.dtype:
-            raise ValueError(
-                f"{what} tensor {i} is {part.dtype}{list(part.shape)}, this rank's own is "
-                f"{mine.dtype}{list(mine.shape)}\n"
-                f"  needed: the same dtype and number of elements in all of them\n"
-                f"  to do:  pad to a common size, or use all_to_all_single with splits"
-            )
-
-
-def _same_total(
-    whole: torch.Tensor, part: torch.Tensor, size: int, whole_name: str, part_name: str
-) -> None:
-    if whole.numel() != part.numel() * size or whole.dtype is not part.dtype:
-        raise ValueError(
-            f"the {whole_name} is {whole.dtype}{list(whole.shape)} and the {part_name} "
-            f"{part.dtype}{list(part.shape)} in a group of {size} ranks\n"
-            f"  needed: the same dtype, and {size} times as many elements in the {whole_name}\n"
-            f"  to do:  check both shapes against the size of the group"
-        )

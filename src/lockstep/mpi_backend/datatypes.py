@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from mpi4py import MPI
 from torch.distributed import ReduceOp
 
-_SUM, _PRODUCT = ReduceOp.RedOpType.SUM, ReduceOp.RedOpType.PRODUCT
-_MIN, _MAX = ReduceOp.RedOpType.MIN, ReduceOp.RedOpType.MAX
-_BAND, _BOR, _BXOR = (
-    ReduceOp.RedOpType.BAND,
-    ReduceOp.RedOpType.BOR,
-    ReduceOp.RedOpType.BXOR,
-)
-_AVG, _PREMUL_SUM = ReduceOp.RedOpType.AVG, ReduceOp.RedOpType.PREMUL_SUM
+# torch's stubs know neither PREMUL_SUM nor the attributes of an operator.
+Operator = Any
+_KIND: Any = ReduceOp.RedOpType
+
+_SUM, _PRODUCT, _MIN, _MAX = _KIND.SUM, _KIND.PRODUCT, _KIND.MIN, _KIND.MAX
+_BAND, _BOR, _BXOR = _KIND.BAND, _KIND.BOR, _KIND.BXOR
+_AVG, _PREMUL_SUM = _KIND.AVG, _KIND.PREMUL_SUM
 
 _REAL = {_SUM: MPI.SUM, _PRODUCT: MPI.PROD, _MIN: MPI.MIN, _MAX: MPI.MAX}
 _REAL |= {_AVG: MPI.SUM, _PREMUL_SUM: MPI.SUM}
@@ -45,10 +45,10 @@ class Arithmetic:
 
     wire: torch.dtype
     datatype: MPI.Datatype
-    ops: dict[ReduceOp.RedOpType, MPI.Op]
+    ops: dict[Operator, MPI.Op]
 
 
-def _as(wire: torch.dtype, datatype: MPI.Datatype, ops: dict) -> Arithmetic:
+def _as(wire: torch.dtype, datatype: MPI.Datatype, ops: dict[Operator, MPI.Op]) -> Arithmetic:
     return Arithmetic(wire, datatype, ops)
 
 
@@ -88,7 +88,8 @@ class Reduction:
     Attributes:
         arithmetic: the row of the table.
         op: MPI's operator.
-        code: a number that stands for the operator in all processes.
+        code: a number that stands for dtype and operator, the same in all processes.
+        name: the operator's name.
         before: what to do to this rank's numbers first (PREMUL_SUM), or None.
         after: what to do to the result of a group of n ranks (AVG), or None; both work in place
             on a flat tensor of the wire dtype.
@@ -97,14 +98,15 @@ class Reduction:
     arithmetic: Arithmetic
     op: MPI.Op
     code: int
+    name: str
     before: Callable[[torch.Tensor], object] | None = None
     after: Callable[[torch.Tensor, int], object] | None = None
 
 
-_PLAIN: dict[tuple[torch.dtype, ReduceOp.RedOpType], Reduction] = {}
+_PLAIN: dict[tuple[torch.dtype, Operator], Reduction] = {}
 
 
-def reduction(dtype: torch.dtype, op: ReduceOp) -> Reduction:
+def reduction(dtype: torch.dtype, op: Operator) -> Reduction:
     """Return how to apply op to tensors of dtype. Local.
 
     Raises:
@@ -114,12 +116,12 @@ def reduction(dtype: torch.dtype, op: ReduceOp) -> Reduction:
     if (known := _PLAIN.get((dtype, kind))) is not None:
         return known
     made = _make(dtype, kind, op)
-    if kind is not _PREMUL_SUM and kind != _PREMUL_SUM:
+    if kind != _PREMUL_SUM:
         _PLAIN[dtype, kind] = made
     return made
 
 
-def _make(dtype: torch.dtype, kind: ReduceOp.RedOpType, op: ReduceOp) -> Reduction:
+def _make(dtype: torch.dtype, kind: Operator, op: Operator) -> Reduction:
     row = _ARITHMETIC.get(dtype)
     if row is None:
         names = ", ".join(sorted(str(d).removeprefix("torch.") for d in _ARITHMETIC))
@@ -141,7 +143,8 @@ def _make(dtype: torch.dtype, kind: ReduceOp.RedOpType, op: ReduceOp) -> Reducti
     if kind == _PREMUL_SUM:
         factor = op.__getstate__()[1]
         before = lambda numbers: numbers.mul_(factor)  # noqa: E731
-    return Reduction(row, row.ops[kind], int(kind), before, after)
+    code = 100 * DTYPE_CODES[dtype] + int(kind)
+    return Reduction(row, row.ops[kind], code, kind.name, before, after)
 
 
 def _divide_whole(numbers: torch.Tensor, n: int) -> None:

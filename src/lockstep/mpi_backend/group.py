@@ -60,9 +60,7 @@ class Group:
         self._broken = ""
         self._closed = False
 
-    def call(
-        self, verb: str, plan: Plan, asynchronous: bool, seconds: float
-    ) -> Finished | Pending:
+    def call(self, verb: str, plan: Plan, asynchronous: bool, seconds: float) -> Finished | Pending:
         """Carry out a verb, or queue it. Collective over the group.
 
         Args:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import faulthandler
-import sys
 
 from lockstep.mpi_backend import attendant
-
-
 
 
 def leave() -> None:
@@ -23,4 +20,4 @@ def leave() -> None:
     limits = [group.seconds for group in attendant.groups() if group.broken]
     if limits:
         # In C, because MPI_Finalize holds the interpreter's lock.
-        faulthandler.dump_traceback_later(max(limits), exit=True, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(max(limits), exit=True, file=2)

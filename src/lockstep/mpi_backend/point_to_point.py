@@ -34,16 +34,17 @@ class Message(_Work):
 
     Args:
         group: whose communicator it travels on.
-        what: the verb and the peer, for messages.
         tensor: the caller's tensor.
         staged: the contiguous tensor that MPI reads or writes.
+        peer: the other rank, or MPI.ANY_SOURCE.
+        tag: as MPI sees it.
     """
 
     def __init__(
-        self, group: Group, what: str, tensor: torch.Tensor, staged: torch.Tensor
+        self, group: Group, tensor: torch.Tensor, staged: torch.Tensor, peer: int, tag: int
     ) -> None:
         super().__init__()
-        self._group, self._what = group, what
+        self._group, self._peer, self._tag = group, peer, tag
         self._tensor, self._staged = tensor, staged
         self._request: MPI.Request | None = None
         self._status = MPI.Status()
@@ -55,20 +56,12 @@ class Message(_Work):
         self.source = -1
         self.since = time.monotonic()
 
-    def begin_send(self, peer: int, tag: int) -> Message:
-        """Start to send to peer. Local."""
+    def begin(self, *, receiving: bool) -> Message:
+        """Start to send or to receive. Local."""
+        self._receiving = receiving
+        start = self._group.comm.Irecv if receiving else self._group.comm.Isend
         with blocks(self._staged.nbytes) as (count, kind):
-            spec = [memory(self._staged), count, kind]
-            self._request = self._group.comm.Isend(spec, peer, tag)
-        self._group.messages[id(self)] = self
-        return self
-
-    def begin_receive(self, peer: int, tag: int) -> Message:
-        """Start to receive from peer. Local."""
-        self._receiving = True
-        with blocks(self._staged.nbytes) as (count, kind):
-            spec = [memory(self._staged), count, kind]
-            self._request = self._group.comm.Irecv(spec, peer, tag)
+            self._request = start([memory(self._staged), count, kind], self._peer, self._tag)
         self._group.messages[id(self)] = self
         return self
 
@@ -127,12 +120,18 @@ class Message(_Work):
                     self._tell(self._future)
             return self._future
 
+    def _label(self) -> str:
+        what = f"{self._tensor.dtype}{list(self._tensor.shape)}"
+        who = "any rank" if self._peer == MPI.ANY_SOURCE else f"rank {self._peer}"
+        verb = f"recv of {what} from {who}" if self._receiving else f"send of {what} to {who}"
+        return self._group.label(f"{verb}, tag {self._tag},")
+
     def _test(self) -> bool:
         try:
             return self._request is None or self._request.Test(self._status)
         except MPI.Exception as error:
             self._error = MPIFailure(
-                f"{self._group.label(self._what)} failed: MPI says: {error.Get_error_string()}",
+                f"{self._label()} failed: MPI says: {error.Get_error_string()}",
                 needed="a message as long as the tensor that receives it",
                 cure="compare shape and dtype on both sides",
             )
@@ -144,7 +143,7 @@ class Message(_Work):
             came = self._status.Get_count(MPI.BYTE)
             if came != self._staged.nbytes and self._staged.nbytes < 2**30:
                 self._error = MPIFailure(
-                    f"{self._group.label(self._what)}: {came} bytes came from rank {self.source} "
+                    f"{self._label()}: {came} bytes came from rank {self.source} "
                     f"for a tensor of {self._staged.nbytes}",
                     needed="a message as long as the tensor that receives it",
                     cure="compare shape and dtype on both sides",
@@ -160,7 +159,7 @@ class Message(_Work):
         if self._error is None:
             future.set_result([self._tensor])
         else:
-            future.set_exception(self._error)  # type: ignore[arg-type]
+            future.set_exception(self._error)
 
     def _give_up(self, seconds: float) -> None:
         if self._receiving and self._request is not None:
@@ -169,9 +168,9 @@ class Message(_Work):
             if wait_until(self.look, 5.0) and not self._status.Is_cancelled() and not self._error:
                 return
         else:
-            self._group.break_(f"{self._what} timed out")
+            self._group.break_(f"{self._label()} timed out")
         self._error = CollectiveTimeout(
-            f"{self._group.label(self._what)} timed out after {seconds:g} s",
+            f"{self._label()} timed out after {seconds:g} s",
             needed="the peer calls the matching verb with the same tag",
             cure="look at what the peer prints or does; check the order of sends and receives",
         )
@@ -190,8 +189,7 @@ def send(group: Group, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> 
         GroupBroken: the group cannot be used any more.
     """
     tensor, tag = _checked(group, tensors, peer, tag, "send to")
-    what = f"send of {tensor.dtype}{list(tensor.shape)} to rank {peer}, tag {tag},"
-    return Message(group, what, tensor, flat(tensor)).begin_send(peer, tag)
+    return Message(group, tensor, flat(tensor), peer, tag).begin(receiving=False)
 
 
 def receive(group: Group, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> Message:
@@ -200,9 +198,7 @@ def receive(group: Group, tensors: Sequence[torch.Tensor], peer: int, tag: int) 
     Args and errors as for `send`.
     """
     tensor, tag = _checked(group, tensors, peer, tag, "receive from")
-    who = "any rank" if peer == MPI.ANY_SOURCE else f"rank {peer}"
-    what = f"recv of {tensor.dtype}{list(tensor.shape)} from {who}, tag {tag},"
-    return Message(group, what, tensor, flat(tensor)).begin_receive(peer, tag)
+    return Message(group, tensor, flat(tensor), peer, tag).begin(receiving=True)
 
 
 def _checked(

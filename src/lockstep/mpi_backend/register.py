@@ -8,7 +8,7 @@ left as it is.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from lockstep.mpi_backend.backend import MPIBackend
@@ -38,7 +38,7 @@ def register() -> bool:
 
     dist.Backend.register_backend(
         "mpi",
-        create_backend,
+        cast("Any", create_backend),  # a backend of Python's is no subclass in torch's stubs
         extended_api=True,
         devices=["cpu"],
         _backend_type=dist.ProcessGroup.BackendType.MPI,

@@ -11,10 +11,10 @@ from torch.distributed import ReduceOp
 
 from lockstep.mpi_backend.agreement import Plan
 from lockstep.mpi_backend.buffers import memory
-from lockstep.mpi_backend.datatypes import DTYPE_CODES, reduction
+from lockstep.mpi_backend.datatypes import DTYPE_CODES, Operator, reduction
 
 
-def all_reduce(comm: MPI.Intracomm, tensors: Sequence[torch.Tensor], op: ReduceOp) -> Plan:
+def all_reduce(comm: MPI.Intracomm, tensors: Sequence[torch.Tensor], op: Operator) -> Plan:
     """Plan to replace a sparse COO tensor by its sum over all ranks. Local.
 
     Every rank receives the entries of all ranks and adds them up in the order of the ranks, so
@@ -38,7 +38,9 @@ def all_reduce(comm: MPI.Intracomm, tensors: Sequence[torch.Tensor], op: ReduceO
         indices = _gather_columns(comm, mine.indices().t().contiguous())
         values = _gather_columns(comm, mine.values().contiguous())
         total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce()
-        tensor.detach().copy_(total)
+        # detach() of a sparse tensor does not share what copy_ would change.
+        with torch.no_grad():
+            tensor.copy_(total)
 
     shape = (*tensor.shape, tensor.sparse_dim(), DTYPE_CODES[tensor.dtype])
     return Plan(shape, move, [], f"sparse {tensor.dtype}{list(tensor.shape)}", [tensor])

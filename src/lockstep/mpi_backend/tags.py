@@ -25,7 +25,7 @@ def user_tag(comm: MPI.Intracomm, tag: int) -> int:
     """
     if 0 <= tag < EXCHANGE:
         return tag
-    largest = comm.Get_attr(MPI.TAG_UB) - (_END - EXCHANGE)
+    largest = (comm.Get_attr(MPI.TAG_UB) or _END) - (_END - EXCHANGE)
     if not 0 <= tag <= largest:
         raise ValueError(
             f"message tag {tag} cannot be sent by this MPI\n"

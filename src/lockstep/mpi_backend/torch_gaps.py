@@ -16,13 +16,15 @@ import functools
 import inspect
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
+import torch._C._distributed_c10d as bindings
 import torch.distributed as dist
-from torch._C._distributed_c10d import OpType
 from torch.distributed import distributed_c10d as c10d
 
 _EXPECTED = ["group_size", "group_rank", "global_ranks_in_group", "backend", "store"]
+# The wrapper is a plain Work; works of torch's own backends know what they are.
+_UNKNOWN = int(cast("Any", bindings).OpType.UNKNOWN)
 _store: dist.Store | None = None
 
 
@@ -68,8 +70,7 @@ def _mend_work() -> None:
 def _asking_inside(original: Callable[..., Any], question: str) -> Callable[..., Any]:
     @functools.wraps(original)
     def ask(self: Any) -> Any:
-        # Works of torch's own backends know what they are; only the wrapper does not.
-        if type(self) is dist.Work and self._get_op_type() == int(OpType.UNKNOWN):
+        if type(self) is dist.Work and cast("Any", self)._get_op_type() == _UNKNOWN:
             inner = _inner(self)
             if inner is not None and question == "succeeded":
                 return inner.is_completed() and inner.failure() is None
@@ -110,7 +111,7 @@ def _with_real_world(helper: Callable[..., Any]) -> Callable[..., Any]:
 def _is_ours() -> bool:
     from lockstep.mpi_backend.register import create_backend
 
-    plugin = dist.Backend._plugins.get("MPI")
+    plugin: Any = dist.Backend._plugins.get("MPI")
     return plugin is not None and plugin.creator_fn is create_backend
 
 

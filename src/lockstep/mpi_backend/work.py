@@ -125,7 +125,7 @@ class Pending(_Work):
         if self._error is None:
             future.set_result(self._result)
         else:
-            future.set_exception(self._error)  # type: ignore[arg-type]
+            future.set_exception(self._error)
 
 
 class Together(_Work):
@@ -141,7 +141,9 @@ class Together(_Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for all of them, each for as long as the timeout says. Local."""
-        return all([work.wait(timeout) for work in self._works])
+        for work in self._works:
+            work.wait(timeout)
+        return True
 
     def is_completed(self) -> bool:
         """Say whether all of them are over. Local."""

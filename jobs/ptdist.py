@@ -1,0 +1,122 @@
+"""Point to point: the first lesson. Pass tensors between ranks, four ways.
+
+    mpirun -np 4 python jobs/ptdist.py
+    mpirun -np 4 python jobs/ptdist.py --backend gloo
+
+Root is rank 0. In every lesson, each rank says what it got.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import lockstep
+from lockstep import World
+
+
+@dataclass(frozen=True)
+class Settings:
+    backend: str  # mpi or gloo
+    timeout: float  # seconds until a send or a receive that gets no answer is an error
+    largest: int  # bytes of the longest message of the ping-pong
+
+
+def blocking(world: World) -> None:
+    """Send from the root to every other rank; send and recv return when the tensor is theirs."""
+    if world.rank == 0:
+        for peer in range(1, world.size):
+            dist.send(torch.tensor([1.0, -1.0]), dst=peer)
+    else:
+        got = torch.zeros(2)
+        dist.recv(got, src=0)
+        say(world, f"send/recv: got {got.tolist()} from rank 0")
+
+
+def non_blocking(world: World) -> None:
+    """Do the same with isend and irecv: they return at once, and the tensor is ours after wait."""
+    if world.rank == 0:
+        tensor = torch.tensor([1.0, -1.0])
+        works = [dist.isend(tensor, dst=peer) for peer in range(1, world.size)]
+        for work in works:
+            work.wait()  # type: ignore[union-attr]  # None only outside of the group
+    else:
+        got = torch.zeros(2)
+        dist.irecv(got, src=0).wait()  # type: ignore[union-attr]
+        say(world, f"isend/irecv: got {got.tolist()} from rank 0")
+
+
+def ring(world: World) -> None:
+    """Pass a token from rank to rank until it is back at the root; each rank adds one."""
+    token = torch.zeros(1, dtype=torch.int64)
+    left, right = (world.rank - 1) % world.size, (world.rank + 1) % world.size
+    if world.rank == 0:
+        dist.send(token + 1, dst=right)
+        dist.recv(token, src=left)
+        say(world, f"ring: the token is back and has visited {token.item()} ranks")
+    else:
+        dist.recv(token, src=left)
+        say(world, f"ring: the token came from rank {left} with {token.item()}")
+        dist.send(token + 1, dst=right)
+
+
+def ping_pong(world: World, largest: int) -> None:
+    """Send messages there and back between rank 0 and the last rank; time half a round trip."""
+    peer = {0: world.size - 1, world.size - 1: 0}.get(world.rank)
+    if peer is None:
+        return
+    if world.rank == 0:
+        print(f"ping-pong with rank {peer}:\n{'bytes':>10} {'latency µs':>12} {'MB/s':>10}")
+    size = 4
+    while size <= largest:
+        message = torch.zeros(size, dtype=torch.uint8)
+        trips = 200 if size <= 2**16 else 20
+        for trip in range(-trips // 4, trips):  # the trips before 0 are to warm up
+            if trip == 0:
+                start = time.perf_counter()
+            if world.rank == 0:
+                dist.send(message, dst=peer)
+                dist.recv(message, src=peer)
+            else:
+                dist.recv(message, src=peer)
+                dist.send(message, dst=peer)
+        one_way = (time.perf_counter() - start) / trips / 2
+        if world.rank == 0:
+            print(f"{size:>10} {one_way * 1e6:>12.1f} {size / one_way / 1e6:>10.1f}", flush=True)
+        size *= 16
+
+
+def say(world: World, text: str) -> None:
+    print(f"rank {world.rank} of {world.size} on {world.host}: {text}", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", choices=("mpi", "gloo"), default="mpi")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds (default 60)")
+    parser.add_argument("--largest", type=int, default=4 * 2**20, help="bytes (default 4 MiB)")
+    settings = Settings(**vars(parser.parse_args(argv)))
+    world = lockstep.discover()
+    if world.size < 2:
+        print("found 1 rank; needed: 2 or more; to do: mpirun -np 4 python jobs/ptdist.py")
+        return 2
+    limit = timedelta(seconds=settings.timeout)
+    with lockstep.session(backend=settings.backend, timeout=limit) as world:
+        if world.rank == 0:
+            print(f"{settings}, {world.size} ranks on {world.nodes} node(s)", flush=True)
+        blocking(world)
+        non_blocking(world)
+        ring(world)
+        dist.barrier()
+        ping_pong(world, settings.largest)
+    return 0
+
+
+if __name__ == "__main__":
+    lockstep.run(main)
