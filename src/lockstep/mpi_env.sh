@@ -41,12 +41,13 @@ _lockstep_set() {
     fi
 
     # Open MPI refuses more ranks than cores. Allow them on a workstation or in a container, but
-    # not in a batch job: there the allocation says how many ranks there may be, and with this
-    # setting Open MPI would not bind ranks to cores either. (Open MPI 5, then 4. Neither needs
-    # mpi_yield_when_idle: it sets that by itself for more ranks than cores, and for fewer it
-    # costs half the latency.)
+    # not in a batch job: the allocation says there how many ranks there may be, and with this
+    # setting Open MPI 5 would not bind ranks to cores either. `slot` is needed: without it Open
+    # MPI 5 puts all ranks on the first node of a hostfile. (First line Open MPI 5, second 4.
+    # Neither needs mpi_yield_when_idle: Open MPI sets that by itself where ranks have no core
+    # each, and where they have, it makes a small message half as slow again.)
     if [ -z "${SLURM_JOB_ID-}${PBS_JOBID-}${LSB_JOBID-}${PE_HOSTFILE-}" ]; then
-        _lockstep_default PRTE_MCA_rmaps_default_mapping_policy :oversubscribe
+        _lockstep_default PRTE_MCA_rmaps_default_mapping_policy slot:oversubscribe
         _lockstep_default OMPI_MCA_rmaps_base_oversubscribe 1
     fi
 
@@ -54,9 +55,9 @@ _lockstep_set() {
     if [ -x "${VIRTUAL_ENV-}/bin/impi_info" ]; then
         _lockstep_default I_MPI_ROOT "$VIRTUAL_ENV"
         _lockstep_default FI_PROVIDER_PATH "$VIRTUAL_ENV/lib"
-        # Its ranks spin without giving way: with more ranks than cores a message takes 3 ms,
-        # with 3 (sleep when idle) 40 us. With a core for each rank it costs 1 us, so set it only
-        # where the examples' 4 ranks have no core each. (nproc would obey OMP_NUM_THREADS.)
+        # With more ranks than cores, its small message takes 3 ms, and 40 us with 3 (sleep when
+        # idle). With a core for each rank, 3 costs about 1 us; so it is set only where the 4
+        # ranks of the examples have no core each. (nproc would obey OMP_NUM_THREADS.)
         if [ "$(getconf _NPROCESSORS_ONLN)" -lt 4 ]; then
             _lockstep_default I_MPI_THREAD_YIELD 3
         fi

@@ -191,6 +191,7 @@ class MPIBackend(_Backend):
         tags = (ARRIVE + step, RELEASE + step)
         missing = arrive(group.comm, range(group.size), tags, seconds, wait_all_ranks)
         if missing is None or missing:
+            group.littered = True
             raise verdict(group.name, group.rank, missing, seconds)
 
     # Point to point.

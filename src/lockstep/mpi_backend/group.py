@@ -39,6 +39,7 @@ class Group:
         sequence: number of collective verbs called so far.
         inside: while a blocking call of MPI runs, when it must be over (seconds of
             time.monotonic) and what it is; see attendant.
+        littered: a message may be left that nobody has received and nobody will.
         messages: sends and receives that are under way.
         threads: whether MPI allows a second thread to talk to it.
     """
@@ -48,6 +49,7 @@ class Group:
         self.rank, self.size = comm.rank, comm.size
         self.sequence = 0
         self.inside: tuple[float, str] | None = None
+        self.littered = False
         self.messages: dict[int, Message] = {}
         self.threads = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self._agreement = Agreement(comm)
@@ -125,8 +127,10 @@ class Group:
             return
         self._closed = True
         clean = self.stop(self.seconds)
-        # MPI must not lose a communicator on which something is still under way.
-        if clean and not self._broken and not self.messages:
+        # The context of a communicator that is freed is used again, and a message left on it would
+        # be taken for one of the next. So one that may not be empty is kept.
+        littered = self.littered or self._broken or self.messages or not clean
+        if not littered and not self.comm.Iprobe():
             self.comm.Free()
 
     def _submit(self, verb: str, plan: Plan, seconds: float) -> Pending:

@@ -48,8 +48,9 @@ def arrive(
                 missing.append(i)
                 arrival.Cancel()
                 wait_until(arrival.Test, _CANCEL)
-        missing = missing if wait_for_all else missing[:1]
-    _answer(comm, [m for i, m in enumerate(members) if i and i not in missing], tags[1], missing)
+    came = [member for i, member in enumerate(members) if i and i not in missing]
+    missing = missing if wait_for_all else missing[:1]
+    _answer(comm, came, tags[1], missing)
     return missing
 
 

@@ -164,6 +164,7 @@ class Message(_Work):
     def _give_up(self, seconds: float) -> None:
         if self._receiving and self._request is not None:
             self._request.Cancel()
+            self._group.littered = True
             # After a cancel the end is near: either the cancel took hold, or the message is there.
             if wait_until(self.look, 5.0) and not self._status.Is_cancelled() and not self._error:
                 return
