@@ -74,17 +74,17 @@ def die_together() -> None:
     def note_and_go_on(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        mark_failed()
+        global _failed
+        _failed = True
         previous(kind, error, trace)
 
     sys.excepthook = note_and_go_on
     atexit.register(_end_if_failed)
 
 
-def mark_failed() -> None:
-    """Have the whole job ended when this process ends, since it cannot end cleanly. Local."""
-    global _failed
-    _failed = True
+def failed() -> bool:
+    """Say whether an exception that nobody caught is about to end the job. Local."""
+    return _failed
 
 
 def abort(code: int) -> NoReturn:

@@ -18,9 +18,6 @@ from lockstep.waiting import wait_until
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# MPI_Init waits for all ranks inside of C; on a large machine that starts slowly this is long.
-_START_LIMIT = float(os.environ.get("LOCKSTEP_START_TIMEOUT", "600"))
-
 _lock = threading.Lock()
 _world: World | None = None
 
@@ -116,13 +113,29 @@ def _ask(comm: MPI.Intracomm) -> World:
 
 def _arrive(comm: MPI.Intracomm) -> None:
     """Wait until every rank of comm asks too: the blocking calls that follow have no limit."""
-    arrival = comm.Ibarrier()
-    if not wait_until(arrival.Test, _START_LIMIT):
+    arrival, limit = comm.Ibarrier(), _start_limit()
+    if not wait_until(arrival.Test, limit):
         raise LaunchError(
-            f"rank {comm.rank} of {comm.size} waited {_START_LIMIT:.0f} s for the others to join",
+            f"rank {comm.rank} of {comm.size} waited {limit:g} s for the others to join",
             needed="every rank calls discover() (or opens its first group) at the same point",
             cure="look at what the other ranks print; LOCKSTEP_START_TIMEOUT=SECONDS waits longer",
         )
+
+
+def _start_limit() -> float:
+    """Return how many seconds ranks may take to start; on a large machine that is long."""
+    text = os.environ.get("LOCKSTEP_START_TIMEOUT", "600")
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = 0.0
+    if not 0 < limit < float("inf"):
+        raise LaunchError(
+            f"LOCKSTEP_START_TIMEOUT is {text!r}",
+            needed="a number of seconds above 0",
+            cure="export LOCKSTEP_START_TIMEOUT=600",
+        )
+    return limit
 
 
 def _start() -> MPI.Intracomm:
@@ -168,7 +181,7 @@ def _load() -> Any:
 
 def _initialize(mpi: Any) -> None:
     # MPI_Init holds the interpreter's lock, so only a watchdog written in C can limit it.
-    faulthandler.dump_traceback_later(_START_LIMIT, exit=True, file=2)
+    faulthandler.dump_traceback_later(_start_limit(), exit=True, file=2)
     try:
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
     except mpi.Exception as error:

@@ -16,7 +16,7 @@ from lockstep.mpi_backend.collectives import together
 from lockstep.mpi_backend.group import Group
 from lockstep.mpi_backend.monitored import arrive, verdict
 from lockstep.mpi_backend.open import open_communicator
-from lockstep.mpi_backend.tags import ARRIVE, RELEASE, ROUNDS
+from lockstep.mpi_backend.tags import ARRIVE, RELEASE, ROUNDS, SPLIT
 from lockstep.mpi_backend.work import FINISHED, Finished, Pending, Together
 
 if TYPE_CHECKING:
@@ -167,9 +167,8 @@ class MPIBackend(_Backend):
         opts: Any,
     ) -> _Works:
         """Send the r-th part of a tensor to rank r, for all r."""
-        plan = all_to_all_single
-        verb = "all_to_all_single"
-        return self._run(verb, opts, plan, output, whole, output_splits, input_splits)
+        splits = (output_splits, input_splits)
+        return self._run("all_to_all_single", opts, all_to_all_single, output, whole, *splits)
 
     def barrier(self, opts: Any) -> _Works:
         """Wait until all ranks have come."""
@@ -243,7 +242,8 @@ class MPIBackend(_Backend):
         self._splits += 1
         name = getattr(opts, "group_name", "") or f"{self.group.name}:split:{self._splits}"
         timeout = getattr(opts, "_timeout", None) or timedelta(seconds=self.group.seconds)
-        comm = open_communicator(self.group.comm, list(ranks), name, timeout.total_seconds())
+        seconds, tags = timeout.total_seconds(), (SPLIT, SPLIT + 1)
+        comm = open_communicator(self.group.comm, list(ranks), name, seconds, tags)
         return MPIBackend(comm, name, timeout)
 
     def abort(self) -> None:

@@ -177,6 +177,10 @@ class Group:
             plan.move()
         except MPI.Exception as error:
             raise self._mpi_failure(verb, error) from error
+        except KeyboardInterrupt:
+            # The other ranks have been told that this one takes part.
+            self.break_(f"{verb} #{self.sequence} was interrupted")
+            raise
         finally:
             self.inside = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 
+from lockstep import launch
 from lockstep.mpi_backend import attendant
 
 
@@ -13,6 +14,8 @@ def leave() -> None:
     MPI_Finalize waits for the other ranks. Where a verb has timed out, the ranks no longer agree on
     what they do, and one of them may never come: then the wait gets the limit that the verb had.
     """
+    if launch.failed():
+        return  # the job is about to be ended
     for group in attendant.groups():
         if not group.broken and not group.stop(group.seconds):
             group.break_("a verb did not end before the process did")

@@ -15,7 +15,11 @@ _TAGS = 15_000
 
 
 def open_communicator(
-    parent: MPI.Intracomm, ranks: Sequence[int], name: str, seconds: float
+    parent: MPI.Intracomm,
+    ranks: Sequence[int],
+    name: str,
+    seconds: float,
+    tags: tuple[int, int] | None = None,
 ) -> MPI.Intracomm:
     """Make a communicator of the given ranks of parent, in that order. Collective over them.
 
@@ -26,12 +30,14 @@ def open_communicator(
         ranks: ranks of parent; this rank is among them.
         name: the same on all of them; another name is another group.
         seconds: limit.
+        tags: two tags that nobody else uses on parent; by default two made of the name.
 
     Raises:
         CollectiveTimeout: naming the ranks that did not come.
     """
-    tag = zlib.crc32(f"{name}:{list(ranks)}".encode()) % _TAGS
-    missing = arrive(parent, ranks, (2 * tag, 2 * tag + 1), seconds)
+    number = zlib.crc32(f"{name}:{list(ranks)}".encode()) % _TAGS
+    tags = tags or (2 * number, 2 * number + 1)
+    missing = arrive(parent, ranks, tags, seconds)
     if missing is None or missing:
         who = ", ".join(str(ranks[i]) for i in missing or [0])
         raise CollectiveTimeout(
@@ -43,7 +49,7 @@ def open_communicator(
     everyone = parent.Get_group()
     members = everyone.Incl(list(ranks))
     try:
-        comm = parent.Create_group(members, tag)
+        comm = parent.Create_group(members, tags[0])
     finally:
         members.Free()
         everyone.Free()

@@ -52,6 +52,7 @@ class Message(_Work):
         self._over = False
         self._error: LockstepError | None = None
         self._future: Future | None = None
+        self._told = False
         self._looking = threading.Lock()
         self.source = -1
         self.since = time.monotonic()
@@ -69,16 +70,19 @@ class Message(_Work):
         """Wait until the message has left this rank, or has come. Local.
 
         Args:
-            timeout: None or zero: that of the group.
+            timeout: how long to wait; the message goes on when it is over. None or zero: as long
+                as the group's timeout says; when that is over, the message is given up.
 
         Raises:
-            CollectiveTimeout: it did not; a receive is then taken back, a send is not.
+            CollectiveTimeout: the time is over.
             MPIFailure: MPI reported an error, or the message was shorter than the tensor.
         """
         if not self._over and not self.look():
-            seconds = timeout.total_seconds() if timeout is not None else 0.0
-            seconds = seconds if seconds > 0 else self._group.seconds
+            asked_for = timeout.total_seconds() if timeout is not None else 0.0
+            seconds = asked_for if asked_for > 0 else self._group.seconds
             if not wait_until(self.look, seconds):
+                if asked_for > 0:
+                    raise self._timeout(seconds)
                 self._give_up(seconds)
         if self._error is not None:
             raise self._error
@@ -96,6 +100,10 @@ class Message(_Work):
                 self._finish()
         finally:
             self._looking.release()
+        if self._over and self._future is not None and not self._told:
+            # Outside of the lock: what hangs on the future may ask for this message again.
+            self._told = True
+            self._tell(self._future)
         return self._over
 
     def is_completed(self) -> bool:
@@ -114,11 +122,12 @@ class Message(_Work):
         """Return a future that is done when the message is over. Local."""
         asked.work = self
         with self._looking:
-            if self._future is None:
-                self._future = Future()
-                if self._over:
-                    self._tell(self._future)
-            return self._future
+            new, self._future = self._future is None, self._future or Future()
+            late = new and self._over
+            self._told = self._told or late
+        if late:
+            self._tell(self._future)
+        return self._future
 
     def _label(self) -> str:
         what = f"{self._tensor.dtype}{list(self._tensor.shape)}"
@@ -152,8 +161,6 @@ class Message(_Work):
                 give_back(self._staged, self._tensor)
         self._over = True
         self._group.messages.pop(id(self), None)
-        if self._future is not None:
-            self._tell(self._future)
 
     def _tell(self, future: Future) -> None:
         if self._error is None:
@@ -170,8 +177,11 @@ class Message(_Work):
                 return
         else:
             self._group.break_(f"{self._label()} timed out")
-        self._error = CollectiveTimeout(
-            f"{self._label()} timed out after {seconds:g} s",
+        self._error = self._timeout(seconds)
+
+    def _timeout(self, seconds: float) -> CollectiveTimeout:
+        return CollectiveTimeout(
+            f"{self._label()} hit its timeout of {seconds:g} s",
             needed="the peer calls the matching verb with the same tag",
             cure="look at what the peer prints or does; check the order of sends and receives",
         )
