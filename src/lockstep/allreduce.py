@@ -140,19 +140,20 @@ def rabenseifner(flat: torch.Tensor, group: Any = None) -> None:
     if active is not None:
         other = torch.empty_like(flat)
         low, high = 0, len(flat)
-        halvings: list[tuple[int, int, int, int]] = []
+        halvings: list[tuple[int, int, int]] = []
         distance = active.count // 2
         while distance:
             peer, middle = active.rank_of(active.index ^ distance), (low + high) // 2
-            upper = bool(active.index & distance)
-            kept, given = ((middle, high), (low, middle)) if upper else ((low, middle), (middle, high))
+            kept, given = (low, middle), (middle, high)
+            if active.index & distance:
+                kept, given = given, kept
             came = other[kept[0] : kept[1]]
             _exchange(flat[given[0] : given[1]], peer, came, peer, group)
             flat[kept[0] : kept[1]] += came
-            halvings.append((peer, *given, 0))
+            halvings.append((peer, *given))
             low, high = kept
             distance //= 2
-        for peer, start, end, _ in reversed(halvings):
+        for peer, start, end in reversed(halvings):
             _exchange(flat[low:high], peer, flat[start:end], peer, group)
             low, high = min(low, start), max(high, end)
     _unfold(flat, partner, group)
@@ -204,7 +205,7 @@ def _fold(flat: torch.Tensor, group: Any) -> tuple[_Active | None, int | None]:
     """Bring the sum to a number of ranks that is a power of two.
 
     Returns:
-        the active ranks, None on a rank that is not one; and the rank with which this one is paired.
+        the active ranks, None on a rank that is not one; and the rank this one is paired with.
     """
     rank, size = _place(group)
     active = _Active(rank, size)
@@ -253,7 +254,7 @@ def _receive(tensor: torch.Tensor, peer: int, group: Any) -> None:
 def _exchange(
     leaving: torch.Tensor, target: int, arriving: torch.Tensor, source: int, group: Any
 ) -> None:
-    """Send and receive at the same time; neither waits for the other. Empty messages are not sent."""
+    """Send and receive at the same time, neither waiting for the other; nothing if it is empty."""
     operations = []
     if len(arriving):
         operations.append(dist.P2POp(dist.irecv, arriving, group=group, group_peer=source))

@@ -10,6 +10,7 @@ Ctrl-C and other signals are handled while waiting. Everything here is Local.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +37,11 @@ class Patience:
 FOREGROUND = Patience(spins=64, eager=0.05, share=0.01, longest=1e-3)
 # A thread beside the one that computes: each look takes time from the computation.
 BACKGROUND = Patience(spins=4, eager=50e-6, share=0.05, longest=1e-3)
+
+
+def patience_here() -> Patience:
+    """Return how eager a wait in this thread may be: only the main thread has a core of its own."""
+    return FOREGROUND if threading.current_thread() is threading.main_thread() else BACKGROUND
 
 
 def wait_until(ready: Callable[[], bool], seconds: float, patience: Patience = FOREGROUND) -> bool:

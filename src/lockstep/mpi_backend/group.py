@@ -17,7 +17,7 @@ from mpi4py import MPI
 from lockstep.errors import CollectiveTimeout, GroupBroken, MPIFailure
 from lockstep.mpi_backend.agreement import Agreement, Plan
 from lockstep.mpi_backend.work import FINISHED, Finished, Pending
-from lockstep.waiting import BACKGROUND, FOREGROUND, Patience
+from lockstep.waiting import BACKGROUND, Patience, patience_here
 
 if TYPE_CHECKING:
     from lockstep.mpi_backend.point_to_point import Message
@@ -81,7 +81,7 @@ class Group:
             work.wait()
             return FINISHED
         with self._running:
-            self._execute(verb, plan, seconds, FOREGROUND)
+            self._execute(verb, plan, seconds, patience_here())
         return Finished(plan.result) if asynchronous else FINISHED
 
     def label(self, what: str) -> str:

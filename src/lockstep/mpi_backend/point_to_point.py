@@ -21,7 +21,7 @@ from lockstep.mpi_backend.buffers import blocks, check, flat, give_back, memory
 from lockstep.mpi_backend.group import Group
 from lockstep.mpi_backend.tags import user_tag
 from lockstep.mpi_backend.work import asked
-from lockstep.waiting import wait_until
+from lockstep.waiting import patience_here, wait_until
 
 if TYPE_CHECKING:
     _Work = object
@@ -80,7 +80,7 @@ class Message(_Work):
         if not self._over and not self.look():
             asked_for = timeout.total_seconds() if timeout is not None else 0.0
             seconds = asked_for if asked_for > 0 else self._group.seconds
-            if not wait_until(self.look, seconds):
+            if not wait_until(self.look, seconds, patience_here()):
                 if asked_for > 0:
                     raise self._timeout(seconds)
                 self._give_up(seconds)

@@ -1,0 +1,262 @@
+"""The gradients of a model in one flat buffer, summed over all ranks while backward still runs.
+
+Every ``.grad`` is a view of the buffer, so that nothing is copied. The buffer is cut into buckets,
+in the reverse order of the parameters, which is about the order in which backward produces them.
+All ranks sum the buckets in this order, whatever the order on a rank is, and each bucket as soon
+as its turn has come and its gradients are there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+from torch import nn
+
+from lockstep.allreduce import named
+
+
+class Flat:
+    """Tensors of one dtype and device as views of one buffer.
+
+    Args:
+        like: the tensors whose shapes and strides the views get, in order.
+
+    Attributes:
+        buffer: one dimension, the sum of their sizes, zeros.
+        views: one a tensor; a channels_last tensor gets a channels_last view.
+        ends: where each view ends in the buffer, in elements.
+    """
+
+    def __init__(self, like: list[torch.Tensor]) -> None:
+        self.buffer = torch.zeros(
+            sum(t.numel() for t in like), dtype=like[0].dtype, device=like[0].device
+        )
+        self.views: list[torch.Tensor] = []
+        self.ends: list[int] = []
+        start = 0
+        for tensor in like:
+            strides = _dense_strides(tensor)
+            self.views.append(self.buffer.as_strided(tensor.shape, strides, start))
+            start += tensor.numel()
+            self.ends.append(start)
+
+
+class _Bucket:
+    """A piece of the buffer and how many of its gradients are still to come."""
+
+    def __init__(self, piece: torch.Tensor, members: int) -> None:
+        self.piece, self.members, self.missing = piece, members, members
+
+
+class Gradients:
+    """Sums the gradients of some parameters over the ranks of a group.
+
+    Args:
+        parameters: those that get gradients; the same on all ranks, in the same order.
+        group: a process group of its own, so that its messages meet no others.
+        algorithm: name of an all-reduce, see `lockstep.allreduce`.
+        bucket_bytes: size of a bucket.
+
+    Attributes:
+        flats: the buffers, one a dtype.
+        waited: seconds that the calling thread has waited for communication.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], group: Any, algorithm: str, bucket_bytes: int
+    ) -> None:
+        self._group, self._sum = group, named(algorithm)
+        self.parameters = [p for p in parameters if p.requires_grad][::-1]
+        self.flats: list[Flat] = []
+        self._members: list[list[nn.Parameter]] = []
+        self.waited = 0.0
+        self._views: dict[nn.Parameter, torch.Tensor] = {}
+        self._bucket_of: dict[nn.Parameter, int] = {}
+        self._buckets: list[_Bucket] = []
+        for members in _by_kind(self.parameters):
+            self._lay_out(members, bucket_bytes)
+        for parameter in self.parameters:
+            parameter.register_post_accumulate_grad_hook(self._arrived)
+        # Below MPI_THREAD_MULTIPLE only the calling thread may communicate.
+        overlap = not MPI.Is_initialized() or MPI.Query_thread() >= MPI.THREAD_MULTIPLE
+        self._thread = ThreadPoolExecutor(1, "lockstep-gradients") if overlap else None
+        self._sums: list[Future[None]] = []
+        self._next = 0
+        self._examples: int | None = None
+        self._accumulating = False
+        self._reduced = False
+        self.zero()
+
+    def zero(self) -> None:
+        """Set all gradients to zero and forget the examples of the last step. Local."""
+        for flat in self.flats:
+            flat.buffer.zero_()
+        for parameter, view in self._views.items():
+            parameter.grad = view
+        self._begin()
+
+    def backward(self, loss: torch.Tensor, examples: int) -> None:
+        """Add the gradients of a batch; sum them over the ranks meanwhile. Collective in effect.
+
+        The loss is weighted by its examples before, not after: a bucket may then be summed as soon
+        as it is complete, and batches of different sizes add up rightly.
+
+        Args:
+            loss: scalar; the mean over the examples.
+            examples: number of examples it is the mean of.
+        """
+        self._require_open()
+        if self._next:
+            raise ValueError(
+                "a second backward() on gradients whose sum over the ranks has begun\n"
+                "  needed: one backward() a step, or accumulate() around all but the last\n"
+                "  to do:  with sgd.accumulate(): sgd.backward(…)"
+            )
+        self._examples = (self._examples or 0) + examples
+        for bucket in self._buckets:
+            bucket.missing = bucket.members
+        (loss * examples).backward()
+        self._launch()
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Keep what backward adds on this rank, without communication. Local."""
+        self._accumulating = True
+        try:
+            yield
+        finally:
+            self._accumulating = False
+
+    def reduce(self, examples: int | None = None) -> int:
+        """Finish the sums and make the gradients those of the joined batch. Collective.
+
+        Args:
+            examples: local number, if backward was called on the loss itself; 0 on a rank without
+                data. None after `backward`, which was told.
+
+        Returns:
+            the number of examples on all ranks together; with 0 the gradients are zeros.
+
+        Raises:
+            ValueError: nobody has said how many examples there were.
+        """
+        self._require_open()
+        if examples is None and self._examples is None:
+            raise ValueError(
+                "step() after loss.backward() does not know how many examples the loss is of\n"
+                "  needed: step(examples=len(batch)), or gradients.backward(loss, examples=…)\n"
+                "  to do:  pass the number of examples of this rank, 0 if it had none"
+            )
+        if self._examples is None:
+            # The caller's own backward made a mean of it.
+            for flat in self.flats:
+                flat.buffer.mul_(float(examples or 0))
+            self._examples = examples
+        start = time.perf_counter()
+        total = self._finish()
+        self.waited += time.perf_counter() - start
+        if total:
+            for flat in self.flats:
+                flat.buffer.div_(total)
+        self._reduced = True
+        return total
+
+    def members_of(self, flat: Flat) -> list[nn.Parameter]:
+        """Return the parameters whose gradients live in a buffer, in its order. Local."""
+        return self._members[self.flats.index(flat)]
+
+    def in_order(self) -> list[nn.Parameter]:
+        """Return all parameters in the order of the buffers. Local."""
+        return [parameter for members in self._members for parameter in members]
+
+    @property
+    def reduced(self) -> bool:
+        """Whether the gradients are those of all ranks already."""
+        return self._reduced
+
+    def _finish(self) -> int:
+        for bucket in self._buckets:
+            bucket.missing = 0  # what has not come is zeros
+        self._launch(every=True)
+        for sum_ in self._sums:
+            sum_.result()
+        # float64 counts exactly up to 2^53 examples.
+        count = torch.tensor([float(self._examples or 0)], dtype=torch.float64)
+        if self.flats and self.flats[0].buffer.is_cuda:
+            count = count.to(self.flats[0].buffer.device)
+        dist.all_reduce(count, group=self._group)
+        return int(count.item())
+
+    def _arrived(self, parameter: nn.Parameter) -> None:
+        """Take note of a gradient; autograd calls this, in its own order and thread."""
+        view = self._views[parameter]
+        if parameter.grad is not None and parameter.grad is not view:
+            if parameter.grad.data_ptr() != view.data_ptr():
+                # Somebody set the gradient to None, and autograd made a new one.
+                view.copy_(parameter.grad)
+            parameter.grad = view
+        bucket = self._buckets[self._bucket_of[parameter]]
+        bucket.missing -= 1
+        # Only backward() of ours has weighted the loss, so that the sum may start.
+        if bucket.missing == 0 and self._examples is not None:
+            self._launch()
+
+    def _launch(self, every: bool = False) -> None:
+        """Start the sums of the buckets whose turn has come."""
+        if self._accumulating or not (every or self._thread):
+            return
+        while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
+            piece = self._buckets[self._next].piece
+            self._next += 1
+            if self._thread is not None:
+                self._sums.append(self._thread.submit(self._sum, piece, self._group))
+            else:
+                self._sum(piece, self._group)
+
+    def _begin(self) -> None:
+        self._next, self._sums = 0, []
+        self._examples, self._reduced = None, False
+        for bucket in self._buckets:
+            bucket.missing = bucket.members
+
+    def _require_open(self) -> None:
+        if self._reduced:
+            raise ValueError(
+                "the gradients have been summed over all ranks already\n"
+                "  needed: zero_grad() between two steps\n  to do:  call it before backward"
+            )
+
+    def _lay_out(self, members: list[nn.Parameter], bucket_bytes: int) -> None:
+        flat = Flat([p.detach() for p in members])
+        self.flats.append(flat)
+        self._members.append(members)
+        width = flat.buffer.element_size()
+        start, first = 0, 0
+        for i, (parameter, view, end) in enumerate(
+            zip(members, flat.views, flat.ends, strict=True)
+        ):
+            self._views[parameter] = view
+            self._bucket_of[parameter] = len(self._buckets)
+            if (end - start) * width >= bucket_bytes or i == len(members) - 1:
+                self._buckets.append(_Bucket(flat.buffer[start:end], i + 1 - first))
+                start, first = end, i + 1
+
+
+def _by_kind(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Sort parameters by dtype and device, each in the given order."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+    for parameter in parameters:
+        kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+    return list(kinds.values())
+
+
+def _dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the tensor's own strides if it has no gaps, else those of a contiguous one."""
+    return torch.empty_like(tensor, memory_format=torch.preserve_format).stride()
