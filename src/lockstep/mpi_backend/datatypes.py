@@ -25,7 +25,9 @@ _AVG, _PREMUL_SUM = _KIND.AVG, _KIND.PREMUL_SUM
 
 _REAL = {_SUM: MPI.SUM, _PRODUCT: MPI.PROD, _MIN: MPI.MIN, _MAX: MPI.MAX}
 _REAL |= {_AVG: MPI.SUM, _PREMUL_SUM: MPI.SUM}
-_INTEGER = _REAL | {_BAND: MPI.BAND, _BOR: MPI.BOR, _BXOR: MPI.BXOR}
+# A whole number times a factor need not be whole.
+_INTEGER = {kind: op for kind, op in _REAL.items() if kind != _PREMUL_SUM}
+_INTEGER |= {_BAND: MPI.BAND, _BOR: MPI.BOR, _BXOR: MPI.BXOR}
 # A bool is a truth value: its sum is "any", its product "all".
 _LOGICAL = {_SUM: MPI.LOR, _MAX: MPI.LOR, _BOR: MPI.LOR, _BXOR: MPI.LXOR}
 _LOGICAL |= {_PRODUCT: MPI.LAND, _MIN: MPI.LAND, _BAND: MPI.LAND}
@@ -148,4 +150,10 @@ def _make(dtype: torch.dtype, kind: Operator, op: Operator) -> Reduction:
 
 
 def _divide_whole(numbers: torch.Tensor, n: int) -> None:
-    numbers.div_(n, rounding_mode="trunc")
+    """Divide whole numbers by n, cut towards zero."""
+    if numbers.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        # torch does not compute with these; numpy does, in the same memory.
+        array = numbers.numpy()
+        array //= n
+    else:
+        numbers.div_(n, rounding_mode="trunc")
