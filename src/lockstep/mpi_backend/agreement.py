@@ -61,6 +61,9 @@ class Plan:
         note: the operator or root in words, for messages.
         result: what the future of the Work holds in the end.
         refusal: why this rank cannot take part; move is then never called.
+        total: a tensor in plain memory, if the call is its sum over all ranks in place, and the
+            kernel for shared memory can take it; move does the same through MPI.
+        after: what is to be done to total then, such as a division.
     """
 
     signature: tuple[int, ...]
@@ -69,6 +72,12 @@ class Plan:
     note: str = ""
     result: object = None
     refusal: Exception | None = None
+    total: torch.Tensor | None = None
+    after: Callable[[], object] | None = None
+
+    def number(self, verb: str) -> int:
+        """Return the number that stands for this call; the same on all ranks if the calls are."""
+        return _REFUSED if self.refusal else hash((_CODES[verb], *self.signature)) & _MASK
 
     def describe(self, verb: str, number: int) -> str:
         """Say in words what this rank calls. Local."""
@@ -120,21 +129,29 @@ class Agreement:
             CollectiveMismatch: the calls differ; on all ranks.
             RefusedByPeer: another rank refused its arguments. On that rank: its own error.
         """
-        mine = hash((_CODES[verb], *plan.signature)) & _MASK if not plan.refusal else _REFUSED
+        mine = plan.number(verb)
         pair = self._pair
         pair[0], pair[1] = mine, -mine
         self._pending = self._comm.Iallreduce(MPI.IN_PLACE, self._spec, MPI.MAX)
         if not wait_until(self._pending.Test, seconds, patience):
             return False
         if pair[0] != mine or pair[1] != -mine:
-            raise self._differ(plan.describe(verb, number), plan.refusal, seconds, patience)
+            raise self.differ(plan.describe(verb, number), plan.refusal, seconds, patience)
         if plan.refusal is not None:
             raise plan.refusal
         return True
 
-    def _differ(
+    def differ(
         self, text: str, refusal: Exception | None, seconds: float, patience: Patience
     ) -> Exception:
+        """Return the verdict on calls that are not the same. Collective.
+
+        Args:
+            text: what this rank called.
+            refusal: why it cannot take part.
+            seconds: limit.
+            patience: how to wait.
+        """
         own = text.encode()[:_TEXT].ljust(_TEXT)
         size = self._comm.size
         all_ = bytearray(_TEXT * size)

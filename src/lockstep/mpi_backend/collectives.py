@@ -43,7 +43,13 @@ def all_reduce(comm: MPI.Intracomm, tensors: Tensors, op: Operator) -> Plan:
         tensor = tensors[0]
         how = reduction(tensor.dtype, op)
         signature: tuple[int, ...] = (tensor.numel(), how.code)
-        return Plan(signature, lambda: _reduce_all(comm, tensor, how), tensors, how.name, tensors)
+        plan = Plan(signature, lambda: _reduce_all(comm, tensor, how), tensors, how.name, tensors)
+        if how.is_sum and is_plain(tensor):
+            plan.total = tensor
+            if how.after is not None:
+                after = how.after
+                plan.after = lambda: after(tensor.detach(), comm.size)
+        return plan
     steps = [(tensor, reduction(tensor.dtype, op)) for tensor in tensors]
     signature = tuple(n for t, how in steps for n in (t.numel(), how.code))
 

@@ -15,6 +15,8 @@ import torch
 from mpi4py import MPI
 from torch.distributed import ReduceOp
 
+from lockstep import kernel
+
 # torch's stubs know neither PREMUL_SUM nor the attributes of an operator.
 Operator = Any
 _KIND: Any = ReduceOp.RedOpType
@@ -92,6 +94,7 @@ class Reduction:
         op: MPI's operator.
         code: a number that stands for dtype and operator, the same in all processes.
         name: the operator's name.
+        is_sum: whether the kernel for shared memory can do it.
         before: what to do to this rank's numbers first (PREMUL_SUM), or None.
         after: what to do to the result of a group of n ranks (AVG), or None; both work in place
             on a flat tensor of the wire dtype.
@@ -101,6 +104,7 @@ class Reduction:
     op: MPI.Op
     code: int
     name: str
+    is_sum: bool
     before: Callable[[torch.Tensor], object] | None = None
     after: Callable[[torch.Tensor, int], object] | None = None
 
@@ -146,7 +150,10 @@ def _make(dtype: torch.dtype, kind: Operator, op: Operator) -> Reduction:
         factor = op.__getstate__()[1]
         before = lambda numbers: numbers.mul_(factor)  # noqa: E731
     code = 100 * DTYPE_CODES[dtype] + int(kind)
-    return Reduction(row, row.ops[kind], code, kind.name, before, after)
+    # A mean of halves would be rounded twice there: as a sum, and after the division.
+    exact = kind == _SUM or (kind == _AVG and row.wire is dtype)
+    is_sum = dtype in kernel.DTYPES and exact
+    return Reduction(row, row.ops[kind], code, kind.name, is_sum, before, after)
 
 
 def _divide_whole(numbers: torch.Tensor, n: int) -> None:

@@ -16,8 +16,9 @@ from mpi4py import MPI
 
 from lockstep.errors import CollectiveTimeout, GroupBroken, MPIFailure
 from lockstep.mpi_backend.agreement import Agreement, Plan
+from lockstep.mpi_backend.team import Late, NodeTeam, gather
 from lockstep.mpi_backend.work import FINISHED, Finished, Pending
-from lockstep.waiting import BACKGROUND, Patience, patience_here
+from lockstep.waiting import BACKGROUND, FOREGROUND, Patience, patience_here
 
 if TYPE_CHECKING:
     from lockstep.mpi_backend.point_to_point import Message
@@ -59,6 +60,8 @@ class Group:
         self._queued = 0
         self._last: Pending | None = None
         self._thread: threading.Thread | None = None
+        self._team: NodeTeam | None = None
+        self._asked_for_team = False
         self._broken = ""
         self._closed = False
 
@@ -132,6 +135,7 @@ class Group:
         littered = self.littered or self._broken or self.messages or not clean
         if not littered and not self.comm.Iprobe():
             self.comm.Free()
+        self._team = None
 
     def _submit(self, verb: str, plan: Plan, seconds: float) -> Pending:
         self.require_usable(verb)
@@ -171,8 +175,8 @@ class Group:
             if self.size == 1:
                 if plan.refusal is not None:
                     raise plan.refusal
-            elif not self._agreement.reach(verb, plan, self.sequence, seconds, patience):
-                raise self._late(verb, plan, seconds)
+            elif self._meet(verb, plan, seconds, patience):
+                return
             self.inside = (time.monotonic() + seconds, verb)
             plan.move()
         except MPI.Exception as error:
@@ -184,11 +188,45 @@ class Group:
         finally:
             self.inside = None
 
-    def _late(self, verb: str, plan: Plan, seconds: float) -> CollectiveTimeout:
+    def _meet(self, verb: str, plan: Plan, seconds: float, patience: Patience) -> bool:
+        """Wait until all ranks have called the same. Returns whether the verb is done already."""
+        team = self._team
+        if team is None:
+            if not self._agreement.reach(verb, plan, self.sequence, seconds, patience):
+                raise self._late(verb, plan, seconds)
+            if not self._asked_for_team:
+                # Now, since all ranks are here, and what follows blocks.
+                self._asked_for_team, self._team = True, gather(self.comm)
+            return False
+        number, eager = plan.number(verb), patience is FOREGROUND
+        try:
+            if plan.total is None:
+                same = team.meet(number, seconds, eager)
+            else:
+                same = team.all_reduce(number, plan.total, seconds, eager)
+        except Late as late:
+            raise self._late(verb, plan, seconds, late) from None
+        if not same:
+            text = plan.describe(verb, self.sequence)
+            raise self._agreement.differ(text, plan.refusal, seconds, patience)
+        if plan.refusal is not None:
+            raise plan.refusal
+        if plan.total is not None and plan.after is not None:
+            plan.after()
+        return plan.total is not None
+
+    def _late(
+        self, verb: str, plan: Plan, seconds: float, late: Late | None = None
+    ) -> CollectiveTimeout:
         what = self.label(plan.describe(verb, self.sequence))
         self.break_(f"{verb} #{self.sequence} timed out")
+        if late is not None and late.gone:
+            found = f"{what} cannot end: the process of rank {late.rank} is gone"
+        else:
+            who = "not all ranks of the group have" if late is None else f"rank {late.rank} has not"
+            found = f"{what} hit its timeout of {seconds:g} s: {who} called it"
         return CollectiveTimeout(
-            f"{what} hit its timeout of {seconds:g} s: not all ranks of the group have called it",
+            found,
             needed="every rank of the group calls this verb",
             cure="look at what the other ranks print or do (py-spy dump --pid …); "
             "a longer timeout: init_process_group(…, timeout=timedelta(minutes=…))",

@@ -1,0 +1,313 @@
+/* All-reduce through memory that the ranks of a node share.
+ *
+ * Plain C11, no header of Python or torch: the library is loaded by ctypes. Everything that the
+ * ranks share lies in one mapping: a slot for each rank (struct slot), and their data.
+ *
+ * Ranks meet by epochs. A rank arrives at an epoch by storing its number in its own slot, and
+ * waits until every slot holds that number or a later one. Numbers only grow (modulo 2^32, compared
+ * by their difference), so there is no ABA, and a rank that runs ahead is no trouble.
+ *
+ * A wait spins for a while, then sleeps on a futex at the epoch of the late rank. No wake-up is
+ * lost: the sleeper counts itself in before it looks at the epoch for the last time, the late rank
+ * stores the epoch before it looks at the count, and both are sequentially consistent.
+ *
+ * Every function that waits returns after a limit, with its progress in *state, and is called
+ * again with it: so the caller can look after signals and dead ranks.
+ */
+#define _GNU_SOURCE
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
+#define CLONES __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
+#else
+#define CLONES
+#endif
+
+enum { DONE = -1, DIFFERENT = -2 };
+enum { FLOAT32, FLOAT64, BFLOAT16, FLOAT16 };
+enum { CHUNK = 1024 }; /* elements of one pass: they stay in the first-level cache */
+
+struct slot {
+    _Alignas(128) _Atomic uint32_t epoch;
+    _Atomic uint32_t sleepers;
+    int64_t signature[2]; /* of the call that an even and an odd epoch begins */
+};
+
+struct team {
+    struct slot *slots;
+    int32_t size, rank, spins;
+    int64_t nanoseconds; /* limit of one wait */
+};
+
+static void relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static int64_t now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static int reached(const struct slot *s, uint32_t epoch)
+{
+    return (int32_t)(atomic_load_explicit(&s->epoch, memory_order_acquire) - epoch) >= 0;
+}
+
+static void arrive(const struct team *t, uint32_t epoch)
+{
+    struct slot *mine = &t->slots[t->rank];
+    atomic_store(&mine->epoch, epoch);
+    if (atomic_load(&mine->sleepers))
+        syscall(SYS_futex, &mine->epoch, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* Sleep until a slot reaches the epoch or the deadline is over. */
+static void sleep_on(struct slot *s, uint32_t epoch, int64_t deadline)
+{
+    int64_t left = deadline - now();
+    if (left <= 0)
+        return;
+    struct timespec limit = {left / 1000000000, left % 1000000000};
+    atomic_fetch_add(&s->sleepers, 1);
+    uint32_t seen = atomic_load(&s->epoch);
+    if ((int32_t)(seen - epoch) < 0)
+        syscall(SYS_futex, &s->epoch, FUTEX_WAIT, seen, &limit, NULL, 0);
+    atomic_fetch_sub(&s->sleepers, 1);
+}
+
+/* Wait until all have reached the epoch. Returns DONE, or the first rank that has not. */
+static int await(const struct team *t, uint32_t epoch)
+{
+    int64_t deadline = 0;
+    for (int r = 0; r < t->size; r++) {
+        struct slot *s = &t->slots[r];
+        for (int spin = 0; spin < t->spins && !reached(s, epoch); spin++)
+            relax();
+        while (!reached(s, epoch)) {
+            if (!deadline)
+                deadline = now() + t->nanoseconds;
+            else if (now() >= deadline)
+                return r;
+            sleep_on(s, epoch, deadline);
+        }
+    }
+    return DONE;
+}
+
+static int agreed(const struct team *t, uint32_t epoch)
+{
+    for (int r = 0; r < t->size; r++)
+        if (t->slots[r].signature[epoch & 1] != t->slots[t->rank].signature[epoch & 1])
+            return 0;
+    return 1;
+}
+
+/* The half types as float: bfloat16 is its upper half, float16 is converted. */
+static inline float from_bf16(uint16_t h)
+{
+    uint32_t bits = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+static inline uint16_t to_bf16(float f)
+{
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16; /* to nearest, ties to even */
+    return (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : (uint16_t)rounded;
+}
+
+/* Sum a chunk over all inputs, in the order of the ranks, into acc. */
+#define SUM_CHUNK(NAME, TYPE, WIDE, LOAD)                                                        \
+    CLONES static void NAME(WIDE *restrict acc, void *const *in, int n, size_t at, size_t count) \
+    {                                                                                            \
+        const TYPE *first = (const TYPE *)in[0] + at;                                            \
+        for (size_t i = 0; i < count; i++)                                                       \
+            acc[i] = LOAD(first[i]);                                                             \
+        for (int r = 1; r < n; r++) {                                                            \
+            const TYPE *next = (const TYPE *)in[r] + at;                                         \
+            for (size_t i = 0; i < count; i++)                                                   \
+                acc[i] += LOAD(next[i]);                                                         \
+        }                                                                                        \
+    }
+#define ITSELF(x) (x)
+
+SUM_CHUNK(sum_f32, float, float, ITSELF)
+SUM_CHUNK(sum_f64, double, double, ITSELF)
+SUM_CHUNK(sum_bf16, uint16_t, float, from_bf16)
+
+CLONES static void round_bf16(uint16_t *restrict out, const float *restrict acc, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        out[i] = to_bf16(acc[i]);
+}
+
+#if defined(__FLT16_MANT_DIG__)
+#define HAVE_FLOAT16 1
+#define WIDEN(x) ((float)(x))
+SUM_CHUNK(sum_f16, _Float16, float, WIDEN)
+
+CLONES static void round_f16(_Float16 *restrict out, const float *restrict acc, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        out[i] = (_Float16)acc[i];
+}
+#else
+#define HAVE_FLOAT16 0
+#endif
+
+static size_t width(int dtype) { return dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : 2; }
+
+/* Sum elements begin to end over n inputs and write them to m outputs. An output may be an input:
+ * a chunk is read from all before it is written to any. */
+static void sum(int dtype, void *const *in, int n, void *const *out, int m, size_t begin, size_t end)
+{
+    union {
+        float f32[CHUNK];
+        double f64[CHUNK];
+    } acc;
+    uint16_t half[CHUNK];
+    for (size_t at = begin; at < end; at += CHUNK) {
+        size_t count = end - at < CHUNK ? end - at : CHUNK;
+        const void *result = half;
+        switch (dtype) {
+        case FLOAT32: sum_f32(acc.f32, in, n, at, count); result = acc.f32; break;
+        case FLOAT64: sum_f64(acc.f64, in, n, at, count); result = acc.f64; break;
+        case BFLOAT16: sum_bf16(acc.f32, in, n, at, count); round_bf16(half, acc.f32, count); break;
+#if HAVE_FLOAT16
+        case FLOAT16:
+            sum_f16(acc.f32, in, n, at, count);
+            round_f16((_Float16 *)half, acc.f32, count);
+            break;
+#endif
+        }
+        for (int r = 0; r < m; r++)
+            memcpy((char *)out[r] + at * width(dtype), result, count * width(dtype));
+    }
+}
+
+/* The slice of a rank: as equal as cache lines allow. */
+static void slice(const struct team *t, size_t count, int dtype, size_t *begin, size_t *end)
+{
+    size_t line = 64 / width(dtype), lines = (count + line - 1) / line;
+    *begin = lines * t->rank / t->size * line;
+    *end = lines * (t->rank + 1) / t->size * line;
+    *begin = *begin < count ? *begin : count;
+    *end = *end < count ? *end : count;
+}
+
+size_t lockstep_slot_bytes(void) { return sizeof(struct slot); }
+size_t lockstep_team_bytes(void) { return sizeof(struct team); }
+int lockstep_has_float16(void) { return HAVE_FLOAT16; }
+
+/* Sum begin to end over windows and write it into all of them; for tests and for one rank. */
+void lockstep_sum(int dtype, void *const *windows, int n, size_t begin, size_t end)
+{
+    sum(dtype, windows, n, windows, n, begin, end);
+}
+
+/* Meet at an epoch. state[0] is 0 at the first call. Returns DONE, DIFFERENT or a late rank. */
+int lockstep_meet(const struct team *t, uint32_t epoch, int64_t signature, int64_t *state)
+{
+    if (state[0] == 0) {
+        t->slots[t->rank].signature[epoch & 1] = signature;
+        arrive(t, epoch);
+        state[0] = 1;
+    }
+    int late = await(t, epoch);
+    return late != DONE ? late : agreed(t, epoch) ? DONE : DIFFERENT;
+}
+
+/* All-reduce of windows that all ranks see, in place: one fused pass. Takes epochs e and e + 1. */
+int lockstep_windows(const struct team *t, uint32_t epoch, int64_t signature, int64_t *state,
+                     void *const *windows, size_t count, int dtype)
+{
+    size_t begin, end;
+    if (state[0] < 2) {
+        int met = lockstep_meet(t, epoch, signature, state);
+        if (met != DONE)
+            return met;
+        slice(t, count, dtype, &begin, &end);
+        sum(dtype, windows, t->size, windows, t->size, begin, end);
+        arrive(t, epoch + 1);
+        state[0] = 2;
+    }
+    return await(t, epoch + 1);
+}
+
+/* All-reduce of a few bytes: each rank puts them into its place, all add up all of them. Takes
+ * epoch e. places[r] are two buffers of `bytes` each, for even and odd epochs: a place is written
+ * again two epochs later, when all have read it. */
+int lockstep_small(const struct team *t, uint32_t epoch, int64_t signature, int64_t *state,
+                   void *const *places, size_t bytes, void *data, size_t count, int dtype)
+{
+    void *in[64], *out[1] = {data};
+    size_t side = (epoch & 1) * bytes;
+    if (state[0] == 0)
+        memcpy((char *)places[t->rank] + side, data, count * width(dtype));
+    int met = lockstep_meet(t, epoch, signature, state);
+    if (met != DONE)
+        return met;
+    for (int r = 0; r < t->size; r++)
+        in[r] = (char *)places[r] + side;
+    sum(dtype, in, t->size, out, 1, 0, count);
+    return DONE;
+}
+
+/* All-reduce of data that lies elsewhere, block by block through the places, so that the copies
+ * stay in the cache. Takes epoch e and one more for each block. While block k is summed, block
+ * k - 1 is copied out and block k + 1 will be copied in to the other side of the place. */
+int lockstep_staged(const struct team *t, uint32_t epoch, int64_t signature, int64_t *state,
+                    void *const *places, size_t bytes, void *data, size_t count, int dtype)
+{
+    size_t w = width(dtype), each = bytes / w, blocks = (count + each - 1) / each;
+    char *mine = places[t->rank], *target = data;
+    void *in[64];
+    /* state[0]: 0 before, 1 after this rank has arrived; state[1]: the block */
+    for (size_t k = (size_t)state[1]; k <= blocks; k++) {
+        size_t n = k < blocks ? (k + 1 < blocks ? each : count - k * each) : 0;
+        if (state[0] == 0 && n)
+            memcpy(mine + (k & 1) * bytes, target + k * each * w, n * w);
+        if (k == 0) {
+            int met = lockstep_meet(t, epoch, signature, state);
+            if (met != DONE)
+                return met;
+        } else {
+            if (state[0] == 0)
+                arrive(t, epoch + (uint32_t)k);
+            state[0] = 1;
+            int late = await(t, epoch + (uint32_t)k);
+            if (late != DONE)
+                return late;
+            size_t before = k < blocks ? each : count - (k - 1) * each;
+            memcpy(target + (k - 1) * each * w, mine + ((k - 1) & 1) * bytes, before * w);
+        }
+        if (n) {
+            size_t begin, end;
+            for (int r = 0; r < t->size; r++)
+                in[r] = (char *)places[r] + (k & 1) * bytes;
+            slice(t, n, dtype, &begin, &end);
+            sum(dtype, in, t->size, in, t->size, begin, end);
+        }
+        state[0] = 0;
+        state[1] = (int64_t)k + 1;
+    }
+    return DONE;
+}

@@ -1,0 +1,86 @@
+"""The compiled all-reduce of `_kernel.c`, loaded by ctypes if the package's build could make it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Sequence
+from ctypes import c_int, c_int32, c_int64, c_size_t, c_uint32, c_void_p
+from pathlib import Path
+from typing import Any
+
+import torch
+
+DONE, DIFFERENT = -1, -2
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+
+
+class Team(ctypes.Structure):
+    """The C struct team: where the slots of the ranks lie, and how to wait."""
+
+    _fields_ = (
+        ("slots", c_void_p),
+        ("size", c_int32),
+        ("rank", c_int32),
+        ("spins", c_int32),
+        ("nanoseconds", c_int64),
+    )
+
+
+@functools.cache
+def library() -> Any:
+    """Return the compiled library, None if there is none here. Local.
+
+    LOCKSTEP_KERNEL=0 leaves it out.
+    """
+    if os.environ.get("LOCKSTEP_KERNEL", "1") == "0":
+        return None
+    here = Path(__file__).parent
+    for path in sorted(here.glob("_kernel*.so")):
+        try:
+            loaded = ctypes.CDLL(str(path))
+        except OSError:
+            continue  # built for another machine that shares this directory
+        if not loaded.lockstep_has_float16():
+            DTYPES.pop(torch.float16, None)
+        return _declare(loaded)
+    return None
+
+
+def pointers(addresses: Sequence[int]) -> Any:
+    """Return an array of C pointers. Local."""
+    return (c_void_p * len(addresses))(*addresses)
+
+
+def sum_in_torch(windows: Sequence[torch.Tensor], begin: int, end: int) -> None:
+    """Do what lockstep_sum does, in torch operations, to the same bits. Local.
+
+    Args:
+        windows: flat tensors of one dtype and length; all get the sum of elements begin to end.
+    """
+    wide = torch.float32 if windows[0].dtype.itemsize == 2 else windows[0].dtype
+    # Block by block, so that what is read once is still in the cache when it is written.
+    for start in range(begin, end, 16_384):
+        stop = min(start + 16_384, end)
+        total = windows[0][start:stop].to(wide, copy=True)
+        for window in windows[1:]:
+            total += window[start:stop]
+        for window in windows:
+            window[start:stop] = total
+
+
+def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
+    team, state, places = c_void_p, c_void_p, c_void_p
+    head: list[Any] = [team, c_uint32, c_int64, state]
+    tail: list[Any] = [places, c_size_t, c_void_p, c_size_t, c_int]
+    loaded.lockstep_slot_bytes.restype = c_size_t
+    loaded.lockstep_team_bytes.restype = c_size_t
+    loaded.lockstep_sum.argtypes = [c_int, places, c_int, c_size_t, c_size_t]
+    loaded.lockstep_meet.argtypes = head
+    loaded.lockstep_windows.argtypes = [*head, places, c_size_t, c_int]
+    loaded.lockstep_small.argtypes = head + tail
+    loaded.lockstep_staged.argtypes = head + tail
+    if loaded.lockstep_team_bytes() != ctypes.sizeof(Team):
+        raise OSError("the compiled kernel is of another version: `make setup` builds it anew")
+    return loaded
