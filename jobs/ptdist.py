@@ -8,7 +8,7 @@ Root is rank 0. In every lesson, each rank says what it got.
 
 from __future__ import annotations
 
-import argparse
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +19,19 @@ import torch.distributed as dist
 
 import lockstep
 from lockstep import World
+from lockstep.errors import SettingsError
+from lockstep.settings import flag, parse
 
 
 @dataclass(frozen=True)
 class Settings:
-    backend: str  # mpi or gloo
-    timeout: float  # seconds until a send or a receive that gets no answer is an error
-    largest: int  # bytes of the longest message of the ping-pong
+    backend: str = flag("mpi", "what carries the messages", ("mpi", "gloo"))
+    timeout: float = flag(60.0, "seconds until a message that gets no answer is an error")
+    largest: int = flag(4 * 2**20, "bytes of the longest message of the ping-pong")
+
+    def __post_init__(self) -> None:
+        if not (0 < self.timeout < 1e6 and 4 <= self.largest <= 2**31):
+            raise SettingsError("needed: --timeout above 0, --largest from 4 to 2147483648")
 
 
 def blocking(world: World) -> None:
@@ -43,8 +49,7 @@ def non_blocking(world: World) -> None:
     """Do the same with isend and irecv: they return at once, and the tensor is ours after wait."""
     if world.rank == 0:
         tensor = torch.tensor([1.0, -1.0])
-        works = [dist.isend(tensor, dst=peer) for peer in range(1, world.size)]
-        for work in works:
+        for work in [dist.isend(tensor, dst=peer) for peer in range(1, world.size)]:
             work.wait()  # type: ignore[union-attr]  # None only outside of the group
     else:
         got = torch.zeros(2)
@@ -97,14 +102,10 @@ def say(world: World, text: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--backend", choices=("mpi", "gloo"), default="mpi")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds (default 60)")
-    parser.add_argument("--largest", type=int, default=4 * 2**20, help="bytes (default 4 MiB)")
-    settings = Settings(**vars(parser.parse_args(argv)))
-    world = lockstep.discover()
-    if world.size < 2:
-        print("found 1 rank; needed: 2 or more; to do: mpirun -np 4 python jobs/ptdist.py")
+    settings = parse(Settings, argv, __doc__)
+    if lockstep.discover().size < 2:
+        what = "found: 1 rank\n  needed: 2 or more\n  to do:  mpirun -np 4 python jobs/ptdist.py"
+        print(what, file=sys.stderr)
         return 2
     limit = timedelta(seconds=settings.timeout)
     with lockstep.session(backend=settings.backend, timeout=limit) as world:

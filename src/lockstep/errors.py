@@ -40,6 +40,22 @@ class LaunchError(LockstepError):
     """The processes were not started as one world, or the MPI library cannot start."""
 
 
+class RendezvousError(LaunchError):
+    """The ranks of a launch cannot meet to open torch.distributed: no shared directory, no way."""
+
+
+class DeviceError(LaunchError):
+    """The devices that were asked for are not there, on at least one rank."""
+
+
+class SpawnError(LockstepError):
+    """Ranks that `lockstep.spawn` started did not all return a result."""
+
+
+class SpawnTimeout(SpawnError, TimeoutError):
+    """Ranks that `lockstep.spawn` started did not end within their limit, and were ended."""
+
+
 class CollectiveTimeout(LockstepError, TimeoutError):
     """A verb did not finish within the timeout of its group."""
 
@@ -54,6 +70,14 @@ class GroupBroken(LockstepError):
 
 class MPIFailure(LockstepError):
     """MPI itself reported an error; the message carries MPI's own text."""
+
+
+class DataError(LockstepError):
+    """A data set is missing, damaged, or cannot be fetched."""
+
+
+class SettingsError(LockstepError, ValueError):
+    """A setting of a job, such as a flag on its command line, cannot be used."""
 
 
 class RefusedByPeer(LockstepError, TypeError, ValueError):

@@ -140,7 +140,7 @@ def _exit_code(exit_: SystemExit) -> int:
 def _report(error: BaseException) -> None:
     if isinstance(error, LaunchError):
         # The fault lies in how the job was started; a stack of our own code would hide that.
-        _say(f"LaunchError: {error}")
+        _say(f"{type(error).__name__}: {error}")
         return
     _say("".join(traceback.format_exception(error)).rstrip())
 

@@ -18,6 +18,9 @@ Kind = Literal["openmpi", "hydra", "srun", "none"]
 Family = Literal["openmpi", "mpich", "intel", "other"]
 Refusal = tuple[str, str, str]
 
+# What mpirun or the library itself leaves in the environment of a process that is a rank.
+_LEFT = ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMI_", "PMIX_", "HYDI_", "HYDRA_", "MPI_LOCAL")
+
 _NAMES: dict[str, str] = {
     "openmpi": "Open MPI",
     "mpich": "MPICH",
@@ -65,6 +68,26 @@ def announced(environ: Mapping[str, str] = os.environ) -> Launch:
         rank = _number(environ, "SLURM_PROCID") or 0
         return Launch("srun", step, rank, "SLURM_STEP_NUM_TASKS", pmi)
     return Launch("none", 1, 0, "no launcher's variable")
+
+
+def job_name(environ: Mapping[str, str] = os.environ) -> str:
+    """Return a name of the batch job and of its restart, "local" outside of one. Local.
+
+    It tells a reader whose a file is; it is not unique, since a job may hold several launches.
+    """
+    for variable in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"):
+        if job := environ.get(variable):
+            restart = _number(environ, "SLURM_RESTART_COUNT")
+            return job if restart is None else f"{job}-restart{restart}"
+    return "local"
+
+
+def without_launch(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return an environment for a launcher of our own, without what another one has left. Local.
+
+    A process that starts MPI without a launcher gets some of these variables from its library.
+    """
+    return {name: value for name, value in environ.items() if not name.startswith(_LEFT)}
 
 
 def family(library_version: str) -> Family:

@@ -46,10 +46,14 @@ def open_communicator(
             needed="every rank of the group opens it (init_process_group, new_group)",
             cure=f"look at what rank {who} prints or does",
         )
+    return _create(parent, ranks, tags[0])
+
+
+def _create(parent: MPI.Intracomm, ranks: Sequence[int], tag: int) -> MPI.Intracomm:
     everyone = parent.Get_group()
     members = everyone.Incl(list(ranks))
     try:
-        comm = parent.Create_group(members, tags[0])
+        comm = parent.Create_group(members, tag)
     finally:
         members.Free()
         everyone.Free()
