@@ -1,7 +1,6 @@
 """Point to point: the first lesson. Pass tensors between ranks, four ways.
 
-    mpirun -np 4 python jobs/ptdist.py
-    mpirun -np 4 python jobs/ptdist.py --backend gloo
+    mpirun -np 4 python jobs/ptdist.py [--backend gloo]
 
 Root is rank 0. In every lesson, each rank says what it got.
 """
@@ -80,8 +79,7 @@ def ping_pong(world: World, largest: int) -> None:
         print(f"ping-pong with rank {peer}:\n{'bytes':>10} {'latency µs':>12} {'MB/s':>10}")
     size = 4
     while size <= largest:
-        message = torch.zeros(size, dtype=torch.uint8)
-        trips = 200 if size <= 2**16 else 20
+        message, trips = torch.zeros(size, dtype=torch.uint8), 200 if size <= 2**16 else 20
         for trip in range(-trips // 4, trips):  # the trips before 0 are to warm up
             if trip == 0:
                 start = time.perf_counter()
@@ -104,11 +102,10 @@ def say(world: World, text: str) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     settings = parse(Settings, argv, __doc__)
     if lockstep.discover().size < 2:
-        what = "found: 1 rank\n  needed: 2 or more\n  to do:  mpirun -np 4 python jobs/ptdist.py"
-        print(what, file=sys.stderr)
+        sys.stderr.write("found 1 rank; needed: 2; to do: mpirun -np 4 python jobs/ptdist.py\n")
         return 2
-    limit = timedelta(seconds=settings.timeout)
-    with lockstep.session(backend=settings.backend, timeout=limit) as world:
+    timeout = timedelta(seconds=settings.timeout)
+    with lockstep.session(backend=settings.backend, timeout=timeout) as world:
         if world.rank == 0:
             print(f"{settings}, {world.size} ranks on {world.nodes} node(s)", flush=True)
         blocking(world)
