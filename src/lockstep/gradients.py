@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from mpi4py import MPI
 from torch import nn
 
 from lockstep.allreduce import named
+from lockstep.world import current
 
 
 class Flat:
@@ -84,9 +84,7 @@ class Gradients:
             self._lay_out(members, bucket_bytes)
         for parameter in self.parameters:
             parameter.register_post_accumulate_grad_hook(self._arrived)
-        # Below MPI_THREAD_MULTIPLE only the calling thread may communicate.
-        overlap = not MPI.Is_initialized() or MPI.Query_thread() >= MPI.THREAD_MULTIPLE
-        self._thread = ThreadPoolExecutor(1, "lockstep-gradients") if overlap else None
+        self._thread = ThreadPoolExecutor(1, "lockstep-gradients") if _may_overlap() else None
         self._sums: list[Future[None]] = []
         self._next = 0
         self._examples: int | None = None
@@ -247,6 +245,15 @@ class Gradients:
             if (end - start) * width >= bucket_bytes or i == len(members) - 1:
                 self._buckets.append(_Bucket(flat.buffer[start:end], i + 1 - first))
                 start, first = end, i + 1
+
+
+def _may_overlap() -> bool:
+    """Say whether a second thread may communicate: below MPI_THREAD_MULTIPLE it must not."""
+    if current() is None:
+        return True
+    from mpi4py import MPI  # started by now; to import it earlier would start it
+
+    return bool(MPI.Query_thread() >= MPI.THREAD_MULTIPLE)
 
 
 def _by_kind(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:

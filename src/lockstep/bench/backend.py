@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +17,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 import lockstep
-from lockstep.bench.measure import Sample, compare
+from lockstep.bench.measure import Sample, compare, surroundings
 from lockstep.world import World
 
 SIZES = (4, 1024, 64 * 1024, 2**20, 32 * 2**20)
@@ -84,12 +82,7 @@ def _print(world: World, results: dict[int, dict[str, Sample]]) -> None:
 
 def _record(world: World, results: dict[int, dict[str, Sample]]) -> dict[str, object]:
     return {
-        "torch": torch.__version__,
-        "mpi": " ".join(MPI.Get_library_version().split()[:3]).strip("\0"),
-        "python": platform.python_version(),
-        "cores": len(os.sched_getaffinity(0)),
-        "ranks": world.size,
-        "load": round(os.getloadavg()[0], 2),
+        **surroundings(world),
         "samples": {
             size: {name: asdict(s) for name, s in samples.items()}
             for size, samples in results.items()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from mpi4py import MPI
 
 from lockstep.world import World
@@ -69,3 +72,15 @@ def compare(
 def _sample(times: np.ndarray) -> Sample:
     low, median, high = np.percentile(times, (25, 50, 75))
     return Sample(float(median), float(low), float(high), len(times))
+
+
+def surroundings(world: World) -> dict[str, object]:
+    """Return what a figure was measured with: versions, cores, ranks, load. Local."""
+    return {
+        "torch": torch.__version__,
+        "mpi": " ".join(MPI.Get_library_version().split()[:3]).strip("\0"),
+        "python": platform.python_version(),
+        "cores": len(os.sched_getaffinity(0)),
+        "ranks": world.size,
+        "load": round(os.getloadavg()[0], 2),
+    }
