@@ -40,8 +40,9 @@ help: ## list the targets
 setup: $(READY) ## make .venv and install everything, the MPI too
 	@:
 
-run: setup ## start the first job on NP ranks
+run: setup ## pass tensors between NP ranks, then train on NP ranks in step
 	@$(IN) $(LAUNCH) -n $(NP) python jobs/ptdist.py $(ARGS) $(LATE)
+	@$(IN) $(LAUNCH) -n $(NP) python jobs/sync_sgd.py --data sample --fast --verify 5 $(LATE)
 
 test: setup ## all tests: Open MPI in full, MPICH and Intel MPI at 3 ranks
 	@for mpi in mpich impi; do \
