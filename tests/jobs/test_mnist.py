@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from launching import ROOT, Outcome, need
 
 JOBS = ROOT / "jobs"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from launching import ROOT
 
 SOURCE = ROOT / "src" / "lockstep"
