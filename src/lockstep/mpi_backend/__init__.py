@@ -1,5 +1,5 @@
 """The torch.distributed backend "mpi", over mpi4py, for torch as pip installs it."""
 
-from lockstep.mpi_backend.register import autoload, create_backend, register
+from lockstep.mpi_backend.register import create_backend, register
 
-__all__ = ["autoload", "create_backend", "register"]
+__all__ = ["create_backend", "register"]

@@ -77,6 +77,8 @@ class Group:
         Raises:
             LockstepError: whatever made the verb fail, if it ran in this thread.
         """
+        if self._closed:
+            self.require_usable(verb)
         if self._queued or (asynchronous and self.threads):
             work = self._submit(verb, plan, seconds)
             if asynchronous:
@@ -128,6 +130,7 @@ class Group:
         """End the group and free what it holds. Collective over the group."""
         if self._closed:
             return
+        # From here on nothing is taken in any more; what is queued is still carried out.
         self._closed = True
         clean = self.stop(self.seconds)
         # The context of a communicator that is freed is used again, and a message left on it would
@@ -168,7 +171,7 @@ class Group:
             del item, plan, work, error
 
     def _execute(self, verb: str, plan: Plan, seconds: float, patience: Patience) -> None:
-        if self._broken or self._closed:
+        if self._broken:
             self.require_usable(verb)
         self.sequence += 1
         try:

@@ -7,21 +7,10 @@ left as it is.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from lockstep.mpi_backend.backend import MPIBackend
-
-
-def autoload() -> None:
-    """Register the backend; torch calls this when it is imported. Local.
-
-    torch loads the entry points of the group ``torch.backends`` at its import, so that a script
-    that never heard of Lockstep can open its backend. LOCKSTEP_AUTOLOAD=0 switches it off.
-    """
-    if os.environ.get("LOCKSTEP_AUTOLOAD", "1").lower() not in ("0", "no", "false", "off"):
-        register()
 
 
 def register() -> bool:
