@@ -102,7 +102,7 @@ def say(world: World, text: str) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     settings = parse(Settings, argv, __doc__)
     if lockstep.discover().size < 2:
-        sys.stderr.write("found 1 rank; needed: 2; to do: mpirun -np 4 python jobs/ptdist.py\n")
+        sys.stderr.write("found 1 rank; needed: 2 or more; to do: mpirun -np 4 python …\n")
         return 2
     timeout = timedelta(seconds=settings.timeout)
     with lockstep.session(backend=settings.backend, timeout=timeout) as world:

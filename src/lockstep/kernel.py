@@ -42,8 +42,6 @@ def library() -> Any:
             loaded = ctypes.CDLL(str(path))
         except OSError:
             continue  # built for another machine that shares this directory
-        if not loaded.lockstep_has_float16():
-            DTYPES.pop(torch.float16, None)
         return _declare(loaded)
     return None
 

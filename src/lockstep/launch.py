@@ -10,12 +10,12 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import NoReturn
 
+from lockstep.ending import abort, flush
 from lockstep.errors import LaunchError
 from lockstep.waiting import wait_until
 from lockstep.world import World, current
@@ -25,6 +25,7 @@ from lockstep.world import World, current
 _GRACE = 1.0
 
 _failed = False
+_pid = 0
 _installed = False
 
 
@@ -65,10 +66,10 @@ def die_together() -> None:
     The hook only takes a note; the job is ended at the exit of the interpreter, after every other
     hook has printed what it wants to print.
     """
-    global _installed
+    global _installed, _pid
     if _installed:
         return
-    _installed = True
+    _installed, _pid = True, os.getpid()
     previous = sys.excepthook
 
     def note_and_go_on(
@@ -87,18 +88,6 @@ def failed() -> bool:
     return _failed
 
 
-def abort(code: int) -> NoReturn:
-    """End all ranks of the job now, with a code that is not 0. Local; never returns."""
-    _flush()
-    mpi = _running_mpi()
-    if mpi is not None:
-        # An MPI that hangs may hang in its Abort as well; then only the own process is left to us,
-        # and the launcher ends the others.
-        threading.Thread(target=mpi.COMM_WORLD.Abort, args=(code or 1,), daemon=True).start()
-        threading.Event().wait(2.0)
-    os._exit(code or 1)
-
-
 def _end_all(code: int) -> NoReturn:
     if _alone():
         sys.exit(code)
@@ -106,6 +95,8 @@ def _end_all(code: int) -> NoReturn:
 
 
 def _end_if_failed() -> None:
+    if os.getpid() != _pid:
+        return  # a fork has inherited this hook; MPI is its parent's
     if _failed and not _alone():
         abort(1)
 
@@ -150,13 +141,4 @@ def _say(text: str) -> None:
     prefix = f"[rank {world.rank} of {world.size}, {world.host}] " if world else ""
     # One write, so that the lines of several ranks do not mix.
     sys.stderr.write(f"{prefix}{text}\n")
-    _flush()
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            # A closed pipe must not keep the job from ending.
-            continue
+    flush()

@@ -1,9 +1,9 @@
 """Memory that the ranks of a node share.
 
-One segment a purpose. It is a file in /dev/shm that has lost its name before anybody uses it: when
-the last process that maps it ends, however it ends, the memory is gone, and nothing is left behind.
-That is why it is not MPI's own window, whose file some MPIs leave after a SIGKILL, and whose end is
-a barrier.
+One segment a purpose. It is a file in memory that never has a name: the others open it through the
+process that made it. When the last process that maps it ends, however it ends, the memory is gone,
+and nothing is left behind. That is why it is not MPI's own window, whose file some MPIs leave after
+a SIGKILL, and whose end is a barrier. The size of /dev/shm does not limit it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ import ctypes
 import errno
 import mmap
 import os
-import tempfile
-from pathlib import Path
 
 import torch
 from mpi4py import MPI
 
 from lockstep.errors import LockstepError
 
-_DIRECTORY = "/dev/shm"
 _PAGE = mmap.PAGESIZE
 
 
@@ -43,26 +40,26 @@ class Segment:
         self.each = -(-max(each, 1) // _PAGE) * _PAGE
         self.size, self.rank = comm.size, comm.rank
         total = self.each * comm.size
-        descriptor, trouble = -1, ""
-        path, note = comm.bcast(_create(total) if comm.rank == 0 else None, root=0)
-        if path:
-            try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            except OSError as error:
-                trouble = f"rank {comm.rank} cannot open {path}: {error.strerror}"
-        troubles = [text for text in (note, *comm.allgather(trouble)) if text]
-        if path and comm.rank == 0:
-            os.unlink(path)  # all who will ever open it have done so
-        if troubles:
-            if descriptor >= 0:
-                os.close(descriptor)
+        descriptor, trouble = _create(total, purpose) if comm.rank == 0 else (-1, "")
+        path = comm.bcast(f"/proc/{os.getpid()}/fd/{descriptor}", root=0)
+        mapped: mmap.mmap | None = None
+        try:
+            if comm.rank != 0:
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            mapped = mmap.mmap(descriptor, total) if descriptor >= 0 else None
+        except (OSError, ValueError) as error:
+            trouble = f"rank {comm.rank} cannot map {path}: {error}"
+        # The root keeps its descriptor until all have said that they opened it.
+        troubles = [text for text in comm.allgather(trouble) if text]
+        if descriptor >= 0:
+            os.close(descriptor)
+        if troubles or mapped is None:
             raise LockstepError(
-                f"no memory to share for {purpose} ({total >> 10} KiB on a node): {troubles[0]}",
-                needed=f"so much room in {_DIRECTORY}, which all ranks of a node see",
-                cure=f"df -h {_DIRECTORY}; in a container: --shm-size=1g, or --ipc=host",
+                f"no memory to share for {purpose} ({total >> 10} KiB on a node): {troubles[:1]}",
+                needed="so much free memory, and ranks of a node that see each other's /proc",
+                cure="free -m; in containers: one for all ranks of a node, or --pid=host",
             )
-        self._map = mmap.mmap(descriptor, total)
-        os.close(descriptor)
+        self._map = mapped
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         ctypes.memset(self.address(self.rank), 0, self.each)
         comm.Barrier()  # nobody reads a part that its rank has not cleared yet
@@ -86,18 +83,19 @@ class Segment:
         return torch.frombuffer(self._map, dtype=dtype, count=count, offset=start)
 
 
-def _create(total: int) -> tuple[str, str]:
-    """Make the file, and claim its memory: a full tmpfs would kill by SIGBUS at the first touch."""
-    path = ""
+def _create(total: int, purpose: str) -> tuple[int, str]:
+    """Make the file, and claim its memory: the first touch of what is not there kills by SIGBUS.
+
+    Returns:
+        its descriptor and no trouble, or -1 and what the trouble is.
+    """
+    descriptor = -1
     try:
-        descriptor, path = tempfile.mkstemp(prefix="lockstep-", dir=_DIRECTORY)
-        try:
-            os.posix_fallocate(descriptor, 0, total)
-        finally:
-            os.close(descriptor)
+        descriptor = os.memfd_create(f"lockstep: {purpose}", os.MFD_CLOEXEC)
+        os.posix_fallocate(descriptor, 0, total)
     except OSError as error:
-        if path:
-            Path(path).unlink(missing_ok=True)
+        if descriptor >= 0:
+            os.close(descriptor)
         full = error.errno in (errno.ENOSPC, errno.ENOMEM)
-        return "", f"{_DIRECTORY} has no room left" if full else f"{error.strerror}"
-    return path, ""
+        return -1, "no memory is left" if full else str(error.strerror)
+    return descriptor, ""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lockstep import launcher
+from lockstep.ending import LONGEST, within
 from lockstep.errors import LaunchError
 from lockstep.waiting import wait_until
 
@@ -86,9 +87,15 @@ def current() -> World | None:
 
 
 def _ask(comm: MPI.Intracomm) -> World:
+    _arrive(comm)
+    with within(_start_limit(), "discovering the world"):
+        return _place(comm)
+
+
+def _place(comm: MPI.Intracomm) -> World:
+    """Ask, once all ranks do; the calls here block. Collective."""
     from mpi4py import MPI
 
-    _arrive(comm)
     own = comm.Dup()
     # A failed call must come back as an exception: MPI's default is to end the job without a word.
     own.Set_errhandler(MPI.ERRORS_RETURN)
@@ -129,10 +136,10 @@ def _start_limit() -> float:
         limit = float(text)
     except ValueError:
         limit = 0.0
-    if not 0 < limit < float("inf"):
+    if not 0 < limit <= LONGEST:
         raise LaunchError(
             f"LOCKSTEP_START_TIMEOUT is {text!r}",
-            needed="a number of seconds above 0",
+            needed=f"a number of seconds above 0, at most {LONGEST:g}",
             cure="export LOCKSTEP_START_TIMEOUT=600",
         )
     return limit
@@ -193,12 +200,14 @@ def _initialize(mpi: Any) -> None:
         ) from error
     finally:
         faulthandler.cancel_dump_traceback_later()
-    atexit.register(_finalize)
+    atexit.register(_finalize, os.getpid())
 
 
-def _finalize() -> None:
+def _finalize(pid: int) -> None:
     from mpi4py import MPI
 
+    if os.getpid() != pid:
+        return  # a fork has inherited this hook; MPI is its parent's
     if MPI.Is_initialized() and not MPI.Is_finalized():
         MPI.Finalize()
 

@@ -17,7 +17,7 @@ JOBS = sorted((ROOT / "jobs").glob("*.py"))
 # A module may import from its own row and those above it. shared/design.md has the reasons.
 ROWS = [
     {"errors"},
-    {"waiting", "launcher", "hostfile", "kernel"},
+    {"waiting", "ending", "launcher", "hostfile", "kernel"},
     {"world"},
     {"launch", "mpi_backend", "shared_memory", "rendezvous", "devices", "threads", "spawn"},
     {"allreduce", "session", "spawned"},

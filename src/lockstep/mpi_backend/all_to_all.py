@@ -11,7 +11,15 @@ from mpi4py import MPI
 
 from lockstep.errors import CollectiveMismatch
 from lockstep.mpi_backend.agreement import Plan
-from lockstep.mpi_backend.buffers import LARGEST_COUNT, blocks, check, flat, give_back, memory
+from lockstep.mpi_backend.buffers import (
+    LARGEST_COUNT,
+    blocks,
+    check,
+    check_written,
+    flat,
+    give_back,
+    memory,
+)
 from lockstep.mpi_backend.datatypes import DTYPE_CODES
 from lockstep.mpi_backend.tags import EXCHANGE
 
@@ -24,6 +32,7 @@ def all_to_all(
     Sizes may differ from pair to pair; both sides of a pair must agree.
     """
     check([*outputs, *inputs])
+    check_written(outputs)
     for what, parts in (("output", outputs), ("input", inputs)):
         if len(parts) != comm.size:
             raise ValueError(
@@ -64,6 +73,7 @@ def all_to_all_single(
         input_splits: rows that go to each rank; empty means equal parts.
     """
     check([output, whole])
+    check_written([output])
     if output.dtype is not whole.dtype:
         raise ValueError(
             f"all_to_all_single from {whole.dtype} to {output.dtype}\n"

@@ -8,12 +8,13 @@ leaves the others in it for ever.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 import weakref
 
-from lockstep import launch
+from lockstep.ending import abort
 from lockstep.mpi_backend.group import Group
 
 _IDLE = 0.05
@@ -27,6 +28,7 @@ _broken: set[Group] = set()
 _lock = threading.Lock()
 _stop = threading.Event()
 _thread: threading.Thread | None = None
+_forked = False
 
 
 def attend(group: Group) -> None:
@@ -47,6 +49,22 @@ def dismiss() -> None:
     if _thread is not None:
         _thread.join(2.0)
     _thread = None
+
+
+def forked() -> bool:
+    """Say whether this process is a fork of the one that opened its groups. Local."""
+    return _forked
+
+
+def _after_fork() -> None:
+    """MPI and its threads belong to the parent; the child must not take its place."""
+    global _forked
+    _forked = True
+    for group in list(_groups):
+        group.break_("this process is a fork of the rank that opened it")
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def groups() -> list[Group]:
@@ -84,4 +102,4 @@ def _end_with_verdict(group: Group, verb: str) -> None:
         f"end within the {group.seconds:g} s of the group: a rank or the network has failed.\n"
         "  to do:  look for a dead host or a cut link; the job is ended now\n"
     )
-    launch.abort(1)
+    abort(1)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from mpi4py import MPI
 
+from lockstep.ending import within_reason
 from lockstep.mpi_backend import attendant, collectives, point_to_point, sparse
 from lockstep.mpi_backend.agreement import Plan, refuse
 from lockstep.mpi_backend.all_to_all import all_to_all, all_to_all_single
-from lockstep.mpi_backend.collectives import together
 from lockstep.mpi_backend.group import Group
 from lockstep.mpi_backend.monitored import arrive, verdict
 from lockstep.mpi_backend.open import open_communicator
@@ -91,8 +91,8 @@ class MPIBackend(_Backend):
 
     def allreduce_coalesced(self, tensors: _Tensors, opts: Any) -> _Works:
         """Reduce several tensors over all ranks, in place, with one agreement."""
-        verb = "all_reduce_coalesced"
-        return self._run(verb, opts, collectives.all_reduce, tensors, opts.reduceOp)
+        plan = collectives.all_reduce
+        return self._run("all_reduce_coalesced", opts, plan, tensors, opts.reduceOp)
 
     def allreduce_sparse(self, tensors: _Tensors, opts: Any) -> _Works:
         """Add up a sparse tensor over all ranks, in place."""
@@ -118,11 +118,11 @@ class MPIBackend(_Backend):
 
     def allgather_coalesced(self, outputs: _Lists, inputs: _Tensors, opts: Any) -> _Works:
         """Gather several tensors of all ranks; outputs[rank][i] or outputs[i][rank] takes them."""
-        return self._run("all_gather_coalesced", opts, _all_gathers, outputs, inputs)
+        return self._run("all_gather_coalesced", opts, collectives.all_gathers, outputs, inputs)
 
     def all_gather_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any) -> _Works:
         """Gather several tensors, each in one tensor, with one agreement."""
-        plan = _each(collectives.all_gather_single)
+        plan = collectives.each(collectives.all_gather_single)
         return self._run("all_gather_single_coalesced", opts, plan, outputs, inputs)
 
     def gather(self, outputs: _Lists, inputs: _Tensors, opts: Any) -> _Works:
@@ -151,7 +151,8 @@ class MPIBackend(_Backend):
         self, outputs: _Tensors, inputs: _Tensors, opts: Any
     ) -> _Works:
         """Reduce and scatter several tensors with one agreement."""
-        verb, plan = "reduce_scatter_single_coalesced", _each(collectives.reduce_scatter_single)
+        plan = collectives.each(collectives.reduce_scatter_single)
+        verb = "reduce_scatter_single_coalesced"
         return self._run(verb, opts, plan, outputs, inputs, opts.reduceOp)
 
     def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any) -> _Works:
@@ -207,7 +208,7 @@ class MPIBackend(_Backend):
         """Start to receive a tensor from whichever rank sends one."""
         return self._keep(point_to_point.receive(self.group, tensors, MPI.ANY_SOURCE, tag))
 
-    # Coalescing: verbs are carried out as they come; only the wait is for all of them at once.
+    # Coalescing: verbs are carried out as they come; only the wait is for all of them.
 
     def start_coalescing(self) -> None:
         """Begin to keep the Works of the verbs that follow. Local."""
@@ -222,11 +223,11 @@ class MPIBackend(_Backend):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change the limit of all verbs that follow. Local."""
-        self.group.seconds = timeout.total_seconds()
+        self.group.seconds = within_reason(timeout.total_seconds())
         self._options = _Options("mpi", timeout)
 
     def _set_sequence_number_for_group(self) -> None:
-        """Keep the number: it starts at 0 on all ranks."""
+        """Keep it: 0."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self.group.sequence
@@ -274,26 +275,4 @@ class MPIBackend(_Backend):
     def _seconds(self, opts: Any) -> float:
         seconds: float = opts.timeout.total_seconds()
         # torch means "not set" by a negative timeout.
-        return seconds if seconds > 0 else self.group.seconds
-
-
-def _each(make: Callable[..., Plan]) -> Callable[..., Plan]:
-    """Turn a plan for a pair of tensors into one for two lists of them."""
-
-    def plan(comm: MPI.Intracomm, outputs: _Tensors, inputs: _Tensors, *rest: Any) -> Plan:
-        return together(
-            [make(comm, out, mine, *rest) for out, mine in zip(outputs, inputs, strict=True)]
-        )
-
-    return plan
-
-
-def _all_gathers(comm: MPI.Intracomm, outputs: _Lists, inputs: _Tensors) -> Plan:
-    # torch's documentation and its backends differ in the nesting: here [rank][i] is the rule.
-    by_input = [[row[i] for row in outputs] for i in range(len(inputs))]
-    return together(
-        [
-            collectives.all_gather(comm, out, mine)
-            for out, mine in zip(by_input, inputs, strict=True)
-        ]
-    )
+        return within_reason(seconds) if seconds > 0 else self.group.seconds

@@ -45,6 +45,21 @@ def check(tensors: Sequence[torch.Tensor]) -> None:
         )
 
 
+def check_written(tensors: Sequence[torch.Tensor]) -> None:
+    """Refuse tensors to write to in which several elements lie at one place.
+
+    Raises:
+        ValueError: naming the shape and strides.
+    """
+    for tensor in tensors:
+        if not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == 1:
+            raise ValueError(
+                f"the mpi backend cannot write to a tensor {list(tensor.shape)} with strides "
+                f"{list(tensor.stride())}: several of its elements lie at one place\n"
+                "  needed: a tensor with a place for each element\n  to do:  tensor.clone() first"
+            )
+
+
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor's numbers in order in one piece: itself if it is so, else a copy."""
     tensor = tensor.detach()

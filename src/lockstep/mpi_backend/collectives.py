@@ -8,6 +8,7 @@ Tensors are on the CPU; any shape, contiguous or not; sizes are counted in eleme
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from mpi4py import MPI
@@ -15,17 +16,17 @@ from mpi4py import MPI
 from lockstep.mpi_backend.agreement import Plan
 from lockstep.mpi_backend.arguments import same_count, same_total, single
 from lockstep.mpi_backend.buffers import (
-    LARGEST_COUNT,
     blocks,
     check,
+    check_written,
     flat,
     give_back,
-    is_plain,
     memory,
     numbers,
     pieces,
 )
-from lockstep.mpi_backend.datatypes import DTYPE_CODES, Operator, Reduction, reduction
+from lockstep.mpi_backend.datatypes import DTYPE_CODES, Operator, reduction
+from lockstep.mpi_backend.summing import prepare_total, reduce_all, scatter_sum
 
 Tensors = Sequence[torch.Tensor]
 
@@ -38,24 +39,22 @@ def barrier(comm: MPI.Intracomm) -> Plan:
 def all_reduce(comm: MPI.Intracomm, tensors: Tensors, op: Operator) -> Plan:
     """Plan to replace each tensor by its reduction over all ranks."""
     check(tensors)
+    check_written(tensors)
     if len(tensors) == 1:
         # By far the most frequent call, and often of a few bytes: it is kept short.
         tensor = tensors[0]
         how = reduction(tensor.dtype, op)
         signature: tuple[int, ...] = (tensor.numel(), how.code)
-        plan = Plan(signature, lambda: _reduce_all(comm, tensor, how), tensors, how.name, tensors)
-        if how.is_sum and is_plain(tensor):
-            plan.total = tensor
-            if how.after is not None:
-                after = how.after
-                plan.after = lambda: after(tensor.detach(), comm.size)
+        plan = Plan(signature, lambda: reduce_all(comm, tensor, how), tensors, how.name, tensors)
+        if how.is_sum:
+            prepare_total(plan, tensor, how, comm.size)
         return plan
     steps = [(tensor, reduction(tensor.dtype, op)) for tensor in tensors]
     signature = tuple(n for t, how in steps for n in (t.numel(), how.code))
 
     def move() -> None:
         for tensor, how in steps:
-            _reduce_all(comm, tensor, how)
+            reduce_all(comm, tensor, how)
 
     return Plan(signature, move, tensors, op.op.name, tensors)
 
@@ -63,6 +62,7 @@ def all_reduce(comm: MPI.Intracomm, tensors: Tensors, op: Operator) -> Plan:
 def reduce(comm: MPI.Intracomm, tensors: Tensors, op: Operator, root: int) -> Plan:
     """Plan to replace the root's tensor by the reduction over all ranks; others keep theirs."""
     tensor = single(tensors)
+    check_written(tensors)
     how = reduction(tensor.dtype, op)
 
     def move() -> None:
@@ -86,6 +86,7 @@ def reduce(comm: MPI.Intracomm, tensors: Tensors, op: Operator, root: int) -> Pl
 def broadcast(comm: MPI.Intracomm, tensors: Tensors, root: int) -> Plan:
     """Plan to copy the root's tensor into that of every rank."""
     tensor = single(tensors)
+    check_written(tensors if comm.rank != root else [])
 
     def move() -> None:
         work = flat(tensor)
@@ -101,6 +102,7 @@ def broadcast(comm: MPI.Intracomm, tensors: Tensors, root: int) -> Plan:
 def all_gather(comm: MPI.Intracomm, outputs: Tensors, mine: torch.Tensor) -> Plan:
     """Plan to copy the tensor of rank r into outputs[r] on every rank, for all r."""
     check([*outputs, mine])
+    check_written(outputs)
     same_count(outputs, comm.size, mine, "output")
 
     def move() -> None:
@@ -115,6 +117,7 @@ def all_gather(comm: MPI.Intracomm, outputs: Tensors, mine: torch.Tensor) -> Pla
 def all_gather_single(comm: MPI.Intracomm, output: torch.Tensor, mine: torch.Tensor) -> Plan:
     """Plan to gather the tensors of all ranks, in order, in one tensor on every rank."""
     check([output, mine])
+    check_written([output])
     same_total(output, mine, comm.size, "output", "input")
 
     def move() -> None:
@@ -128,6 +131,7 @@ def all_gather_single(comm: MPI.Intracomm, output: torch.Tensor, mine: torch.Ten
 def gather(comm: MPI.Intracomm, outputs: Tensors, mine: torch.Tensor, root: int) -> Plan:
     """Plan to copy the tensor of rank r into outputs[r] on the root, for all r."""
     check([*outputs, mine])
+    check_written(outputs)
     at_root = comm.rank == root
     if at_root:
         same_count(outputs, comm.size, mine, "output")
@@ -150,6 +154,7 @@ def gather(comm: MPI.Intracomm, outputs: Tensors, mine: torch.Tensor, root: int)
 def scatter(comm: MPI.Intracomm, mine: torch.Tensor, inputs: Tensors, root: int) -> Plan:
     """Plan to copy the root's inputs[r] into the tensor of rank r, for all r."""
     check([*inputs, mine])
+    check_written([mine])
     at_root = comm.rank == root
     if at_root:
         same_count(inputs, comm.size, mine, "input")
@@ -173,12 +178,13 @@ def reduce_scatter(
 ) -> Plan:
     """Plan to leave on rank r the reduction over all ranks of their inputs[r]."""
     check([*inputs, output])
+    check_written([output])
     same_count(inputs, comm.size, output, "input")
     how = reduction(output.dtype, op)
     signature = (output.numel(), how.code)
 
     def move() -> None:
-        _reduce_scatter(comm, output, _joined(inputs), how)
+        scatter_sum(comm, output, _joined(inputs), how)
 
     return Plan(signature, move, [output], how.name, [output])
 
@@ -188,6 +194,7 @@ def reduce_scatter_single(
 ) -> Plan:
     """Plan to leave on rank r the r-th part of the reduction of whole over all ranks."""
     check([output, whole])
+    check_written([output])
     same_total(whole, output, comm.size, "input", "output")
     how = reduction(output.dtype, op)
     signature = (output.numel(), how.code)
@@ -195,7 +202,7 @@ def reduce_scatter_single(
     def move() -> None:
         source = flat(whole)
         # The reduction may compute in place, and the caller's input is not ours to change.
-        _reduce_scatter(comm, output, source.clone() if how.before is not None else source, how)
+        scatter_sum(comm, output, source.clone() if how.before is not None else source, how)
 
     return Plan(signature, move, [output], how.name, output)
 
@@ -217,42 +224,24 @@ def together(plans: Sequence[Plan]) -> Plan:
     )
 
 
-def _reduce_all(comm: MPI.Intracomm, tensor: torch.Tensor, how: Reduction) -> None:
-    row = how.arithmetic
-    work = tensor if tensor.dtype is row.wire and is_plain(tensor) else flat(tensor).to(row.wire)
-    if how.before is not None:
-        how.before(work.detach())
-    if work.numel() <= LARGEST_COUNT:
-        comm.Allreduce(MPI.IN_PLACE, numbers(work, row), how.op)
-    else:
-        for piece in pieces(work.detach()):
-            comm.Allreduce(MPI.IN_PLACE, numbers(piece, row), how.op)
-    if how.after is not None:
-        how.after(work.detach(), comm.size)
-    if work is not tensor:
-        give_back(work, tensor)
+def each(make: Callable[..., Plan]) -> Callable[..., Plan]:
+    """Turn a plan for a pair of tensors into one for two lists of them."""
+
+    def plan(comm: MPI.Intracomm, outputs: Tensors, inputs: Tensors, *rest: Any) -> Plan:
+        return together(
+            [make(comm, out, mine, *rest) for out, mine in zip(outputs, inputs, strict=True)]
+        )
+
+    return plan
 
 
-def _reduce_scatter(
-    comm: MPI.Intracomm, output: torch.Tensor, source: torch.Tensor, how: Reduction
-) -> None:
-    parts = source.to(how.arithmetic.wire).view(comm.size, -1)
-    if how.before is not None:
-        how.before(parts)
-    reduced = parts.new_empty(parts.shape[1])
-    row = how.arithmetic
-    if parts.numel() <= LARGEST_COUNT:
-        # Like all of MPI's counts here, that of the input is for one rank.
-        sent = [memory(parts), reduced.numel(), row.datatype]
-        comm.Reduce_scatter_block(sent, numbers(reduced, row), how.op)
-    else:
-        for root, part in enumerate(parts):
-            for given, kept in zip(pieces(part), pieces(reduced), strict=True):
-                target = numbers(kept, row) if comm.rank == root else None
-                comm.Reduce(numbers(given, row), target, how.op, root)
-    if how.after is not None:
-        how.after(reduced, comm.size)
-    give_back(reduced, output)
+def all_gathers(comm: MPI.Intracomm, outputs: Sequence[Tensors], inputs: Tensors) -> Plan:
+    """Plan to gather several tensors of all ranks, with one agreement."""
+    # torch's documentation and its backends differ in the nesting: here [rank][i] is the rule.
+    by_input = [[row[i] for row in outputs] for i in range(len(inputs))]
+    return together(
+        [all_gather(comm, out, mine) for out, mine in zip(by_input, inputs, strict=True)]
+    )
 
 
 def _all_gather(comm: MPI.Intracomm, gathered: torch.Tensor, mine: torch.Tensor) -> None:

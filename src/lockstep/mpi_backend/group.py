@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
-from lockstep.errors import CollectiveTimeout, GroupBroken, MPIFailure
+from lockstep.ending import within, within_reason
+from lockstep.errors import CollectiveTimeout, GroupBroken, LockstepError, MPIFailure
 from lockstep.mpi_backend.agreement import Agreement, Plan
 from lockstep.mpi_backend.team import Late, NodeTeam, gather
 from lockstep.mpi_backend.work import FINISHED, Finished, Pending
@@ -46,7 +47,7 @@ class Group:
     """
 
     def __init__(self, comm: MPI.Intracomm, name: str, seconds: float) -> None:
-        self.comm, self.name, self.seconds = comm, name, seconds
+        self.comm, self.name, self.seconds = comm, name, within_reason(seconds)
         self.rank, self.size = comm.rank, comm.size
         self.sequence = 0
         self.inside: tuple[float, str] | None = None
@@ -79,7 +80,9 @@ class Group:
         """
         if self._closed:
             self.require_usable(verb)
-        if self._queued or (asynchronous and self.threads):
+        # What hangs on the future of a verb runs in the thread that would have to carry this out.
+        inside = threading.current_thread() is self._thread
+        if (self._queued and not inside) or (asynchronous and self.threads):
             work = self._submit(verb, plan, seconds)
             if asynchronous:
                 return work
@@ -184,9 +187,11 @@ class Group:
             plan.move()
         except MPI.Exception as error:
             raise self._mpi_failure(verb, error) from error
-        except KeyboardInterrupt:
-            # The other ranks have been told that this one takes part.
-            self.break_(f"{verb} #{self.sequence} was interrupted")
+        except BaseException as error:
+            # Unless all ranks got this verdict: they have been told that this one takes part, and
+            # it does not. Going on, it would be one verb behind for ever.
+            if error is not plan.refusal and not isinstance(error, LockstepError):
+                self.break_(f"{verb} #{self.sequence} was left by {type(error).__name__}")
             raise
         finally:
             self.inside = None
@@ -199,11 +204,16 @@ class Group:
                 raise self._late(verb, plan, seconds)
             if not self._asked_for_team:
                 # Now, since all ranks are here, and what follows blocks.
-                self._asked_for_team, self._team = True, gather(self.comm)
+                self._asked_for_team = True
+                with within(seconds, self.label("looking for ranks on this node")):
+                    self._team = gather(self.comm)
             return False
         number, eager = plan.number(verb), patience is FOREGROUND
+        # Whether the sum is made here must be the same on all ranks: it depends on what they have
+        # agreed on, dtype and operator, never on how this rank's tensor lies in memory.
+        summed = plan.total is not None and plan.total.dtype in team.dtypes
         try:
-            if plan.total is None:
+            if plan.total is None or not summed:
                 same = team.meet(number, seconds, eager)
             else:
                 same = team.all_reduce(number, plan.total, seconds, eager)
@@ -214,9 +224,9 @@ class Group:
             raise self._agreement.differ(text, plan.refusal, seconds, patience)
         if plan.refusal is not None:
             raise plan.refusal
-        if plan.total is not None and plan.after is not None:
+        if summed and plan.after is not None:
             plan.after()
-        return plan.total is not None
+        return summed
 
     def _late(
         self, verb: str, plan: Plan, seconds: float, late: Late | None = None
@@ -225,6 +235,8 @@ class Group:
         self.break_(f"{verb} #{self.sequence} timed out")
         if late is not None and late.gone:
             found = f"{what} cannot end: the process of rank {late.rank} is gone"
+        elif late is not None and late.met:
+            found = f"{what} hit its timeout of {seconds:g} s: rank {late.rank} has stopped in it"
         else:
             who = "not all ranks of the group have" if late is None else f"rank {late.rank} has not"
             found = f"{what} hit its timeout of {seconds:g} s: {who} called it"

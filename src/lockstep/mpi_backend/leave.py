@@ -14,6 +14,8 @@ def leave() -> None:
     MPI_Finalize waits for the other ranks. Where a verb has timed out, the ranks no longer agree on
     what they do, and one of them may never come: then the wait gets the limit that the verb had.
     """
+    if attendant.forked():
+        return  # MPI is the parent's
     if launch.failed():
         return  # the job is about to be ended
     for group in attendant.groups():

@@ -12,6 +12,7 @@ from lockstep.waiting import wait_until
 
 # After a cancel the end is near: either the cancel took hold, or the message is there.
 _CANCEL = 5.0
+_ANSWER = 2.0
 
 
 def arrive(
@@ -60,8 +61,8 @@ def _announce(
     answer, status = np.empty(len(members), dtype=np.int64), MPI.Status()
     both = [comm.Isend([None, 0, MPI.BYTE], members[0], tags[0])]
     both.append(comm.Irecv([answer, MPI.INT64_T], members[0], tags[1]))
-    # The first member may have begun as late as it may, and waits as long as it may.
-    if not wait_until(lambda: both[0].Test() and both[1].Test(status), 2 * seconds):
+    # Those who come at the same time as the first member hear from it when its time is over.
+    if not wait_until(lambda: both[0].Test() and both[1].Test(status), seconds + _ANSWER):
         both[1].Cancel()
         wait_until(both[1].Test, _CANCEL)
         return None

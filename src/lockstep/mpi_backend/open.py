@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from mpi4py import MPI
 
+from lockstep.ending import within
 from lockstep.errors import CollectiveTimeout
 from lockstep.mpi_backend.monitored import arrive
 
@@ -46,7 +47,8 @@ def open_communicator(
             needed="every rank of the group opens it (init_process_group, new_group)",
             cure=f"look at what rank {who} prints or does",
         )
-    return _create(parent, ranks, tags[0])
+    with within(seconds, f"making group {name!r} of {len(ranks)} ranks"):
+        return _create(parent, ranks, tags[0])
 
 
 def _create(parent: MPI.Intracomm, ranks: Sequence[int], tag: int) -> MPI.Intracomm:

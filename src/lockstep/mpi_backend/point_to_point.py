@@ -16,8 +16,9 @@ import torch
 from mpi4py import MPI
 from torch.futures import Future
 
+from lockstep.ending import within_reason
 from lockstep.errors import CollectiveTimeout, LockstepError, MPIFailure
-from lockstep.mpi_backend.buffers import blocks, check, flat, give_back, memory
+from lockstep.mpi_backend.buffers import blocks, check, check_written, flat, give_back, memory
 from lockstep.mpi_backend.group import Group
 from lockstep.mpi_backend.tags import user_tag
 from lockstep.mpi_backend.work import asked
@@ -79,7 +80,7 @@ class Message(_Work):
         """
         if not self._over and not self.look():
             asked_for = timeout.total_seconds() if timeout is not None else 0.0
-            seconds = asked_for if asked_for > 0 else self._group.seconds
+            seconds = within_reason(asked_for) if asked_for > 0 else self._group.seconds
             if not wait_until(self.look, seconds, patience_here()):
                 if asked_for > 0:
                     raise self._timeout(seconds)
@@ -129,6 +130,17 @@ class Message(_Work):
             self._tell(self._future)
         return self._future
 
+    def _deliver(self) -> None:
+        """Put what came where the caller wants it; this may run in the attendant's thread."""
+        try:
+            give_back(self._staged, self._tensor)
+        except Exception as error:
+            self._error = MPIFailure(
+                f"{self._label()} came, but could not be put into the tensor: {error}",
+                needed="a tensor that still has the size it had when the receive was called",
+                cure="leave a tensor alone until wait() has returned",
+            )
+
     def _label(self) -> str:
         what = f"{self._tensor.dtype}{list(self._tensor.shape)}"
         who = "any rank" if self._peer == MPI.ANY_SOURCE else f"rank {self._peer}"
@@ -158,7 +170,7 @@ class Message(_Work):
                     cure="compare shape and dtype on both sides",
                 )
             else:
-                give_back(self._staged, self._tensor)
+                self._deliver()
         self._over = True
         self._group.messages.pop(id(self), None)
 
@@ -209,6 +221,7 @@ def receive(group: Group, tensors: Sequence[torch.Tensor], peer: int, tag: int) 
     Args and errors as for `send`.
     """
     tensor, tag = _checked(group, tensors, peer, tag, "receive from")
+    check_written(tensors)
     return Message(group, tensor, flat(tensor), peer, tag).begin(receiving=True)
 
 

@@ -50,6 +50,7 @@ def create_backend(options: Any, backend_options: object = None) -> MPIBackend:
     import atexit
 
     from lockstep import launch
+    from lockstep.ending import within_reason
     from lockstep.errors import LaunchError
     from lockstep.mpi_backend.backend import MPIBackend
     from lockstep.mpi_backend.leave import leave
@@ -70,6 +71,6 @@ def create_backend(options: Any, backend_options: object = None) -> MPIBackend:
             cure='init_process_group("mpi") needs neither; with "cpu:mpi" pass those of '
             "lockstep.discover(), and start all ranks by one mpirun or srun",
         )
-    seconds = options.timeout.total_seconds()
+    seconds = within_reason(options.timeout.total_seconds())
     comm = open_communicator(world.comm, ranks, options.group_id, seconds)
     return MPIBackend(comm, options.group_id, options.timeout)

@@ -29,11 +29,17 @@ _SPINS = 3000
 
 
 class Late(Exception):
-    """A rank did not come in time; its number in the group, and whether its process is gone."""
+    """A rank did not come in time.
 
-    def __init__(self, rank: int, gone: bool) -> None:
-        super().__init__(rank, gone)
-        self.rank, self.gone = rank, gone
+    Attributes:
+        rank: its number in the group.
+        gone: its process has ended.
+        met: it had called the verb, and stopped in it.
+    """
+
+    def __init__(self, rank: int, gone: bool, met: bool) -> None:
+        super().__init__(rank, gone, met)
+        self.rank, self.gone, self.met = rank, gone, met
 
 
 class NodeTeam:
@@ -42,6 +48,9 @@ class NodeTeam:
     Args:
         comm: the group's communicator, all ranks on one node.
         library: the compiled kernel.
+
+    Attributes:
+        dtypes: what it can sum; the same on all ranks.
     """
 
     def __init__(self, comm: MPI.Intracomm, library: Any) -> None:
@@ -60,6 +69,8 @@ class NodeTeam:
         self._state_at = ctypes.addressof(self._state)
         self._epoch = 1
         self._eager = _SPINS if _cores_of_all(comm) >= size else 0
+        halves = comm.allgather(bool(library.lockstep_has_float16()))
+        self.dtypes = set(kernel.DTYPES) - (set() if all(halves) else {torch.float16})
         self._pids = comm.allgather((os.getpid(), _namespace()))
 
     def meet(self, signature: int, seconds: float, eager: bool) -> bool:
@@ -121,7 +132,7 @@ class NodeTeam:
             deadline = deadline or now - _SLICE + seconds
             gone = self._is_gone(late)
             if gone or now >= deadline:
-                raise Late(late, gone)
+                raise Late(late, gone, met=state[1] > 0)
 
     def _is_gone(self, rank: int) -> bool:
         pid, namespace = self._pids[rank]
@@ -130,8 +141,10 @@ class NodeTeam:
         try:
             with open(f"/proc/{pid}/stat") as file:
                 return file.read().rpartition(")")[2].split()[0] in "ZX"
-        except OSError:
+        except (FileNotFoundError, ProcessLookupError):
             return True
+        except OSError:
+            return False  # this process has trouble of its own, such as too many open files
 
 
 def gather(comm: MPI.Intracomm) -> NodeTeam | None:

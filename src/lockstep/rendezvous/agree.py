@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from lockstep.ending import within
 from lockstep.errors import CollectiveTimeout, LockstepError, RendezvousError
 from lockstep.waiting import wait_until
 from lockstep.world import World
@@ -34,14 +35,16 @@ def gather(world: World, mine: T, seconds: float = STEP) -> list[T]:
         CollectiveTimeout: some rank did not come within the seconds.
     """
     arrive(world, seconds)
-    found: list[T] = world.comm.allgather(mine)
+    with within(seconds, "telling each other what was found"):
+        found: list[T] = world.comm.allgather(mine)
     return found
 
 
 def from_root(world: World, value: T, seconds: float = STEP) -> T:
     """Return the root's value on all ranks. Collective, with a limit."""
     arrive(world, seconds)
-    found: T = world.comm.bcast(value, root=0)
+    with within(seconds, "hearing from the root"):
+        found: T = world.comm.bcast(value, root=0)
     return found
 
 
