@@ -101,6 +101,7 @@ def session(
         except BaseException:
             _drop(store)
             raise
+        store = None  # before the others are told, see meet
         _close(world, plan)
 
 

@@ -160,13 +160,11 @@ def _remove(place: Path) -> None:
     """Remove the place with all that is in it, as far as the file system lets us. Local."""
 
     def remove() -> None:
-        # By another name first: a FileStore that goes on another rank makes its file anew, and a
-        # directory that is not empty cannot be removed.
-        gone = place.with_name(f"{place.name}-ended")
-        with contextlib.suppress(OSError):
-            place.rename(gone)
-        for path in (gone, place):
-            shutil.rmtree(path, ignore_errors=True)
+        # A FileStore that goes on another rank at this moment makes its file anew.
+        for _ in range(3):
+            shutil.rmtree(place, ignore_errors=True)
+            if not place.exists():
+                break
 
     with contextlib.suppress(TimeoutError):
         limited(remove, ANSWER)

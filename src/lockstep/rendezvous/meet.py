@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import cast
 
 import torch.distributed as dist
 
@@ -83,9 +84,11 @@ def meet(world: World, place: Place, timeout: timedelta) -> Iterator[tuple[dist.
             yield store, f"env (tcp://{store.host}:{store.port})"
     elif place.kind == "file":
         with fresh_place(world, place.directory) as directory:
-            opened = open_in(world, directory, timeout, place.insist)
-            if opened is not None:
-                yield opened, f"file://{directory}"
+            # Only the caller keeps the store: a FileStore looks for its file when it goes, and has
+            # to be gone on all ranks before the root removes the place.
+            opened = [open_in(world, directory, timeout, place.insist)]
+            if opened[0] is not None:
+                yield cast("dist.Store", opened.pop()), f"file://{directory}"
             else:
                 tcp = open_store(world, timeout)
                 yield tcp, f"tcp://{tcp.host}:{tcp.port}"
