@@ -67,8 +67,9 @@ conformance: setup ## torch's own test suite over the backend, as a table beside
 bench: setup ## all_reduce by size: the mpi backend, gloo, and plain mpi4py
 	@$(IN) $(LAUNCH) -n 2 python -m lockstep.bench.backend $(ARGS) $(LATE)
 
+CODE = src jobs tests
 lint: $(BASE) ## ruff and mypy
-	@. .venv/bin/activate && ruff check . && ruff format --check . && mypy
+	@. .venv/bin/activate && ruff check $(CODE) && ruff format --check $(CODE) && mypy
 
 clean: ## remove build products and caches
 	rm -rf build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -149,7 +149,8 @@ class Gradients:
         if examples is None and self._examples is None:
             raise ValueError(
                 "step() after loss.backward() does not know how many examples the loss is of\n"
-                "  needed: step(examples=len(batch)), or gradients.backward(loss, examples=…)\n"
+                "  needed: step(examples=len(batch)), or backward(loss, examples=…) of this same "
+                "object in place of loss.backward()\n"
                 "  to do:  pass the number of examples of this rank, 0 if it had none"
             )
         if self._examples is None:

@@ -8,15 +8,19 @@ for scripts that never heard of Lockstep, `die_together` does what can be done f
 from __future__ import annotations
 
 import atexit
+import inspect
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
+import torch
+
 from lockstep.ending import abort, flush
-from lockstep.errors import LaunchError
+from lockstep.errors import LaunchError, LockstepError
 from lockstep.waiting import wait_until
 from lockstep.world import World, current
 
@@ -29,9 +33,7 @@ _pid = 0
 _installed = False
 
 
-def run(
-    main: Callable[[Sequence[str] | None], int | None], argv: Sequence[str] | None = None
-) -> NoReturn:
+def run(main: Callable[..., int | None], argv: Sequence[str] | None = None) -> NoReturn:
     """Run a job's main on this rank and end the process; if it fails, end the whole job.
 
     Call it as the last line of a job, ``run(main)``. An exception prints this rank's traceback
@@ -40,12 +42,12 @@ def run(
     Collective, if main has started MPI.
 
     Args:
-        main: takes the arguments (None: those of the command line), returns the exit code; None
-            counts as 0.
+        main: takes the arguments (None: those of the command line) or nothing, returns the exit
+            code; None counts as 0.
         argv: arguments for main.
     """
     try:
-        code = main(argv) or 0
+        code = (main(argv) if inspect.signature(main).parameters else main()) or 0
     except SystemExit as exit_:
         code = _exit_code(exit_)
     except KeyboardInterrupt:
@@ -133,7 +135,20 @@ def _report(error: BaseException) -> None:
         # The fault lies in how the job was started; a stack of our own code would hide that.
         _say(f"{type(error).__name__}: {error}")
         return
+    if isinstance(error, LockstepError):
+        _say(_short(error))
+        return
     _say("".join(traceback.format_exception(error)).rstrip())
+
+
+def _short(error: LockstepError) -> str:
+    """Show the job's own lines only: the message says what happened inside of torch and here."""
+    hidden = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    shown = traceback.TracebackException.from_exception(error)
+    frames = [frame for frame in shown.stack if not frame.filename.startswith(hidden)]
+    lines = traceback.StackSummary.from_list(frames).format()
+    head = "Traceback (the job's own lines):\n" if lines else ""
+    return f"{head}{''.join(lines)}{type(error).__name__}: {error}"
 
 
 def _say(text: str) -> None:

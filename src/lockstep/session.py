@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from lockstep.devices import device
-from lockstep.errors import CollectiveTimeout, LaunchError
+from lockstep.ending import LONGEST
+from lockstep.errors import CollectiveTimeout, LaunchError, SettingsError
 from lockstep.launch import die_together
 from lockstep.rendezvous import Place, choose_interface, meet, parse
 from lockstep.rendezvous.agree import STEP, Trouble, combine, gather, limited
@@ -67,7 +68,7 @@ def session(
     *,
     backend: str = "mpi",
     rendezvous: str | None = None,
-    timeout: timedelta | None = None,
+    timeout: timedelta | float | None = None,
     world_size: int | None = None,
     threads: int | None = None,
     quiet: bool = False,
@@ -77,10 +78,10 @@ def session(
     Rank and world size come from MPI. After an exception it is closed without waiting for anybody.
 
     Args:
-        backend: "mpi", "gloo", "nccl", or a list such as "cpu:gloo,cuda:nccl" or "cpu:mpi".
+        backend: "mpi", "gloo", "nccl", or a list such as "cpu:gloo,cuda:nccl".
         rendezvous: where the ranks meet: "tcp" (the default), "tcp://HOST:PORT", "env",
             "file:///shared/directory"; `lockstep.rendezvous` tells them apart. "mpi" needs none.
-        timeout: limit of a verb, and of the wait for a rank that is late here.
+        timeout: limit of a verb, and of the wait for a late rank here, in seconds if a number.
         world_size: the number of ranks expected, if any is.
         threads: of this rank; by default its share of the cores, or OMP_NUM_THREADS.
         quiet: the root does not say what was opened.
@@ -89,11 +90,11 @@ def session(
         the World of this process.
 
     Raises:
-        LaunchError: on all ranks, if the launch is broken, or not what was asked for; as
-            RendezvousError if they cannot meet, as DeviceError if a GPU for nccl is missing.
+        LaunchError: on all ranks: a broken launch; RendezvousError, DeviceError are kinds of it.
         CollectiveTimeout: some rank did not come to the begin or to the end; it is named.
     """
-    world, plan = discover(), Plan(backend, rendezvous or "", world_size, timeout)
+    plan = Plan(backend, rendezvous or "", world_size, as_timedelta(timeout))
+    world = discover()
     with ExitStack() as stack:
         store = _open(world, plan, stack, threads, quiet)
         try:
@@ -103,6 +104,23 @@ def session(
             raise
         store = None  # before the others are told, see meet
         _close(world, plan)
+
+
+def as_timedelta(limit: timedelta | float | None) -> timedelta | None:
+    """Return a limit that is given as a timedelta or in seconds; None stays None. Local.
+
+    Raises:
+        SettingsError: it is neither, or not above 0.
+    """
+    if isinstance(limit, int | float) and 0 < limit <= LONGEST:
+        return timedelta(seconds=limit)
+    if limit is None or (isinstance(limit, timedelta) and limit > timedelta(0)):
+        return limit
+    raise SettingsError(
+        f"timeout={limit!r}",
+        needed="a timedelta or a number of seconds, above 0",
+        cure="timeout=600, or timeout=timedelta(minutes=10)",
+    )
 
 
 def _open(

@@ -46,6 +46,8 @@ _CODES = {verb: code for code, verb in enumerate(VERBS, start=1)}
 _MASK = 2**62 - 1
 # Larger than any number of a call, so that one refusal is seen by all.
 _REFUSED = 2**62
+# Larger still: the number of a rank that has left the group and will call nothing any more.
+LEFT = 2**62 + 1
 _TEXT = 512
 
 

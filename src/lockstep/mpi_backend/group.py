@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING
 from mpi4py import MPI
 
 from lockstep.ending import within, within_reason
-from lockstep.errors import CollectiveTimeout, GroupBroken, LockstepError, MPIFailure
+from lockstep.errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    GroupBroken,
+    LockstepError,
+    MPIFailure,
+)
 from lockstep.mpi_backend.agreement import Agreement, Plan
 from lockstep.mpi_backend.team import Late, NodeTeam, gather
 from lockstep.mpi_backend.work import FINISHED, Finished, Pending
@@ -129,6 +135,11 @@ class Group:
             self._thread = None
         return clean
 
+    def tell_leaving(self) -> None:
+        """Let ranks that still call a verb know that this one will not. Local."""
+        if self._team is not None:
+            self._team.leave()
+
     def close(self) -> None:
         """End the group and free what it holds. Collective over the group."""
         if self._closed:
@@ -138,6 +149,8 @@ class Group:
         clean = self.stop(self.seconds)
         # The context of a communicator that is freed is used again, and a message left on it would
         # be taken for one of the next. So one that may not be empty is kept.
+        if clean and not self._broken:
+            self.tell_leaving()
         littered = self.littered or self._broken or self.messages or not clean
         if not littered and not self.comm.Iprobe():
             self.comm.Free()
@@ -219,6 +232,8 @@ class Group:
                 same = team.all_reduce(number, plan.total, seconds, eager)
         except Late as late:
             raise self._late(verb, plan, seconds, late) from None
+        if not same and (left := team.leavers()):
+            raise self._deserted(verb, plan, left)
         if not same:
             text = plan.describe(verb, self.sequence)
             raise self._agreement.differ(text, plan.refusal, seconds, patience)
@@ -227,6 +242,16 @@ class Group:
         if summed and plan.after is not None:
             plan.after()
         return summed
+
+    def _deserted(self, verb: str, plan: Plan, left: list[int]) -> CollectiveMismatch:
+        who = ", ".join(map(str, left))
+        self.break_(f"rank {who} has left it")
+        return CollectiveMismatch(
+            f"{self.label(plan.describe(verb, self.sequence))} cannot end: rank {who} has left the "
+            "group: it has closed it, or its program has ended",
+            needed="all ranks of a group call the same verbs before they leave",
+            cure=f"look for a return, an exit or a shorter loop on rank {who}",
+        )
 
     def _late(
         self, verb: str, plan: Plan, seconds: float, late: Late | None = None

@@ -8,6 +8,10 @@ from lockstep import launch
 from lockstep.mpi_backend import attendant
 
 
+# MPI_Finalize itself takes a second or two on a loaded machine.
+_AT_LEAST = 30.0
+
+
 def leave() -> None:
     """Carry out what is queued, stop all threads; called before MPI is finalized. Local.
 
@@ -21,8 +25,10 @@ def leave() -> None:
     for group in attendant.groups():
         if not group.broken and not group.stop(group.seconds):
             group.break_("a verb did not end before the process did")
+        elif not group.broken:
+            group.tell_leaving()
     attendant.dismiss()
     limits = [group.seconds for group in attendant.groups() if group.broken]
     if limits:
         # In C, because MPI_Finalize holds the interpreter's lock.
-        faulthandler.dump_traceback_later(max(limits), exit=True, file=2)
+        faulthandler.dump_traceback_later(max(_AT_LEAST, *limits), exit=True, file=2)

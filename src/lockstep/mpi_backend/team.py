@@ -17,6 +17,7 @@ from mpi4py import MPI
 
 from lockstep import kernel
 from lockstep.errors import LockstepError
+from lockstep.mpi_backend.agreement import LEFT
 from lockstep.shared_memory import Segment
 from lockstep.world import current
 
@@ -89,6 +90,19 @@ class NodeTeam:
         """
         call = self._library.lockstep_meet
         return self._drive(call, signature, 1, seconds, eager)
+
+    def leave(self) -> None:
+        """Tell the others that this rank will call nothing any more. Local: waits for nobody."""
+        self._state[0] = self._state[1] = 0
+        self._team.spins, self._team.nanoseconds = 0, 0
+        self._library.lockstep_meet(self._at, self._epoch, LEFT, self._state_at)
+
+    def leavers(self) -> list[int]:
+        """Return the ranks that had left when the last meeting found a difference. Local."""
+        # struct slot: two words of 32 bits, then the signatures of even and odd epochs
+        side = 8 + 8 * ((self._epoch - 1) & 1)
+        places = [self._segment.address(0, r * self._slot + side) for r in range(self._team.size)]
+        return [r for r, at in enumerate(places) if ctypes.c_int64.from_address(at).value == LEFT]
 
     def all_reduce(self, signature: int, tensor: torch.Tensor, seconds: float, eager: bool) -> bool:
         """Meet, then replace a tensor by its sum over all ranks. Collective.
