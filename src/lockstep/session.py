@@ -93,8 +93,7 @@ def session(
         LaunchError: on all ranks: a broken launch; RendezvousError, DeviceError are kinds of it.
         CollectiveTimeout: some rank did not come to the begin or to the end; it is named.
     """
-    plan = Plan(backend, rendezvous or "", world_size, as_timedelta(timeout))
-    world = discover()
+    world, plan = discover(), Plan(backend, rendezvous or "", world_size, as_timedelta(timeout))
     with ExitStack() as stack:
         store = _open(world, plan, stack, threads, quiet)
         try:

@@ -7,7 +7,6 @@ import faulthandler
 from lockstep import launch
 from lockstep.mpi_backend import attendant
 
-
 # MPI_Finalize itself takes a second or two on a loaded machine.
 _AT_LEAST = 30.0
 
@@ -16,7 +15,8 @@ def leave() -> None:
     """Carry out what is queued, stop all threads; called before MPI is finalized. Local.
 
     MPI_Finalize waits for the other ranks. Where a verb has timed out, the ranks no longer agree on
-    what they do, and one of them may never come: then the wait gets the limit that the verb had.
+    what they do, and one of them may never come: then the wait gets the limit that the verb had,
+    or half a minute if that was shorter.
     """
     if attendant.forked():
         return  # MPI is the parent's
