@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from lockstep.allreduce import named
+from lockstep.checks import check_examples
 from lockstep.world import current
 
 
@@ -80,12 +81,13 @@ class Gradients:
         self._views: dict[nn.Parameter, torch.Tensor] = {}
         self._bucket_of: dict[nn.Parameter, int] = {}
         self._buckets: list[_Bucket] = []
+        self._hooks: list[Any] = []
         for members in _by_kind(self.parameters):
             self._lay_out(members, bucket_bytes)
         for parameter in self.parameters:
-            parameter.register_post_accumulate_grad_hook(self._arrived)
-        self._thread = ThreadPoolExecutor(1, "lockstep-gradients") if _may_overlap() else None
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))
         self._sums: list[Future[None]] = []
+        self._thread = ThreadPoolExecutor(1, "lockstep-gradients") if _may_overlap() else None
         self._next = 0
         self._examples: int | None = None
         self._accumulating = False
@@ -93,7 +95,12 @@ class Gradients:
         self.zero()
 
     def zero(self) -> None:
-        """Set all gradients to zero and forget the examples of the last step. Local."""
+        """Set all gradients to zero and forget the examples of the last step. Local.
+
+        Sums that have begun are waited for: a batch may be thrown away on all ranks alike.
+        """
+        for sum_ in self._sums:
+            sum_.result()
         for flat in self.flats:
             flat.buffer.zero_()
         for parameter, view in self._views.items():
@@ -111,6 +118,7 @@ class Gradients:
             examples: number of examples it is the mean of.
         """
         self._require_open()
+        check_examples(examples)
         if self._next:
             raise ValueError(
                 "a second backward() on gradients whose sum over the ranks has begun\n"
@@ -146,6 +154,8 @@ class Gradients:
             ValueError: nobody has said how many examples there were.
         """
         self._require_open()
+        if examples is not None:
+            check_examples(examples)
         if examples is None and self._examples is None:
             raise ValueError(
                 "step() after loss.backward() does not know how many examples the loss is of\n"
@@ -166,6 +176,13 @@ class Gradients:
                 flat.buffer.div_(total)
         self._reduced = True
         return total
+
+    def close(self) -> None:
+        """Let go of the parameters and stop the thread; gradients stay where they are. Local."""
+        for hook in self._hooks:
+            hook.remove()
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
 
     def members_of(self, flat: Flat) -> list[nn.Parameter]:
         """Return the parameters whose gradients live in a buffer, in its order. Local."""
@@ -203,6 +220,14 @@ class Gradients:
             parameter.grad = view
         bucket = self._buckets[self._bucket_of[parameter]]
         bucket.missing -= 1
+        if bucket.missing < 0 and self._examples is not None and not self._accumulating:
+            raise ValueError(
+                f"a parameter {list(parameter.shape)} got a second gradient in one backward(), as "
+                "reentrant checkpoints give it; its sum over the ranks may have begun\n"
+                "  needed: one gradient a parameter in a backward()\n"
+                "  to do:  checkpoint(…, use_reentrant=False), or loss.backward() and "
+                "step(examples=…)"
+            )
         # Only backward() of ours has weighted the loss, so that the sum may start.
         if bucket.missing == 0 and self._examples is not None:
             self._launch()

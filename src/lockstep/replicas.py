@@ -13,14 +13,27 @@ from lockstep.errors import LockstepError
 from lockstep.world import World
 
 
-def equalize(model: nn.Module, group: Any = None) -> None:
+def own_group() -> Any:
+    """Open a group of all ranks with the default group's timeout; torch gives 30 minutes to it."""
+    default: Any = dist.group.WORLD
+    backend = default._get_backend(default._device_types[0])
+    return dist.new_group(timeout=backend.options._timeout)
+
+
+def equalize(model: nn.Module, group: Any = None, settings: str = "") -> None:
     """Give all ranks the root's parameters and buffers, if the model is the same. Collective.
+
+    Args:
+        model: the model.
+        group: the ranks.
+        settings: what else has to be the same, in words.
 
     Raises:
         LockstepError: on all ranks, naming the first rank and tensor that differ.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     mine = [f"{name}: {t.dtype}{list(t.shape)}" for name, t in tensors]
+    mine += [settings] if settings else []
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, mine, group=group)
     for rank, theirs in enumerate(everyone):
@@ -29,7 +42,7 @@ def equalize(model: nn.Module, group: Any = None) -> None:
             root, other = next((a, b) for a, b in pairs if a != b)
             raise LockstepError(
                 f"the model on rank {rank} is not that of rank 0: {other} against {root}",
-                needed="the same parameters and buffers, in the same order, on all ranks",
+                needed="the same parameters, buffers and settings, in the same order, on all ranks",
                 cure="make the model from the same settings on all ranks",
             )
     share([t for _, t in tensors], group)

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lockstep.checks import check_numbers
 from lockstep.gradients import Flat, Gradients
-from lockstep.replicas import clip, divergence, equalize, share
+from lockstep.replicas import clip, divergence, equalize, own_group, share
 from lockstep.world import World
 
 __all__ = ["Synchronous", "SynchronousSGD", "divergence", "synchronous"]
@@ -65,9 +66,11 @@ class SynchronousSGD(torch.optim.Optimizer):
         broadcast_buffers: bool = True,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
-        _check_numbers(lr, momentum, weight_decay, nesterov)
-        self._group: Any = dist.new_group()
-        equalize(model, self._group)
+        check_numbers(lr, momentum, weight_decay, nesterov, max_norm)
+        self._group: Any = own_group()
+        said = f"lr={lr}, momentum={momentum}, weight_decay={weight_decay}, nesterov={nesterov}, "
+        said += f"allreduce={allreduce}, max_norm={max_norm}, bucket_bytes={bucket_bytes}"
+        equalize(model, self._group, said)
         self.gradients = Gradients(model.parameters(), self._group, allreduce, bucket_bytes)
         self._max_norm = max_norm
         self._buffers = list(model.buffers()) if broadcast_buffers else []
@@ -125,6 +128,7 @@ class SynchronousSGD(torch.optim.Optimizer):
         Raises:
             ValueError: examples is missing, or zero_grad() was not called since the last step.
         """
+        self._require_parameters()
         if not self.gradients.reduced and not self.gradients.reduce(examples):
             return  # no rank had data: there is nothing to step along
         if self._max_norm is not None:
@@ -135,6 +139,25 @@ class SynchronousSGD(torch.optim.Optimizer):
         ):
             _descend(weights.buffer, flat.buffer, momenta.buffer, numbers)
         share(self._buffers, self._group)
+
+    def close(self) -> None:
+        """Let go of the model, stop the thread and close the group. Collective.
+
+        A program that makes one SGD need not; one that makes many should.
+        """
+        self.gradients.close()
+        dist.destroy_process_group(self._group)
+
+    def _require_parameters(self) -> None:
+        views = (view for flat in self._weights for view in flat.views)
+        for parameter, view in zip(self.gradients.in_order(), views, strict=True):
+            if parameter.data_ptr() != view.data_ptr():
+                raise ValueError(
+                    f"a parameter {list(parameter.shape)} has been moved or replaced since this "
+                    "SGD was made, so that a step would change nothing\n"
+                    "  needed: the parameters it was made with\n"
+                    "  to do:  load, move or convert the model first, then make the SGD"
+                )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse a second group: the parameters share one flat buffer."""
@@ -180,7 +203,7 @@ class Synchronous:
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self.optimizer = optimizer
-        self._group: Any = dist.new_group()
+        self._group: Any = own_group()
         self._max_norm = max_norm
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         equalize(model if model is not None else nn.ParameterList(parameters), self._group)
@@ -256,19 +279,3 @@ def _move_together(flat: Flat, gradients: Gradients) -> Flat:
         view.copy_(parameter.detach())
         parameter.data = view
     return together
-
-
-def _check_numbers(lr: float, momentum: float, weight_decay: float, nesterov: bool) -> None:
-    wrong: list[tuple[str, float]] = [
-        (name, value)
-        for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay))
-        if not 0.0 <= value < float("inf")
-    ]
-    if wrong:
-        name, value = wrong[0]
-        raise ValueError(f"found {name}={value}\n  needed: 0 or more\n  to do:  choose another")
-    if nesterov and momentum == 0.0:
-        raise ValueError(
-            "found nesterov=True with momentum=0\n  needed: momentum above 0\n"
-            "  to do:  set momentum, such as 0.9"
-        )

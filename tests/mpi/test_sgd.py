@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -291,3 +292,56 @@ def test_synchronous_batchnorm(world: World) -> None:
         assert torch.allclose(getattr(mine[1], name), getattr(reference[1], name), rtol=1e-10)
     mine.eval(), reference.eval()
     assert torch.allclose(mine(x), reference(x), rtol=1e-9)
+
+
+def test_a_batch_may_be_thrown_away(world: World) -> None:
+    """zero_grad() between backward() and step() waits for sums that have begun."""
+    reference, model = network(), network()
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    sgd = SynchronousSGD(model, world, lr=0.1, bucket_bytes=1)
+    for step in range(10):
+        for number in (2 * step, 2 * step + 1):  # the first of the two is thrown away
+            x, y = batch(number)
+            optimizer.zero_grad()
+            F.cross_entropy(reference(x), y).backward()
+            sgd.zero_grad()
+            sgd.backward(F.cross_entropy(model(x), y), examples=len(x))
+        optimizer.step()
+        sgd.step()
+    assert distance(model, reference) < 1e-12
+    sgd.close()
+
+
+def test_what_would_go_wrong_in_silence_is_refused(world: World) -> None:
+    """A second gradient in one backward, replaced parameters, odd numbers of examples."""
+    model = network()
+    sgd = SynchronousSGD(model, world, lr=0.1)
+    for wrong in (-1, 2.5, True, "3"):
+        with pytest.raises(ValueError, match="needed: a whole number of examples"):
+            sgd.step(examples=wrong)
+    x, y = batch(0)
+    F.cross_entropy(model(x), y).backward()
+    model[0].weight.data = model[0].weight.data.clone()
+    with pytest.raises(ValueError, match="moved or replaced"):
+        sgd.step(examples=len(x))
+    for number in (-1.0, float("nan"), "x"):
+        with pytest.raises(ValueError, match="found max_norm"):
+            SynchronousSGD(model, world, lr=0.1, max_norm=number)
+    with pytest.raises(ValueError, match="second gradient"):
+        _checkpointed(world)
+
+
+def _checkpointed(world: World) -> None:
+    layer = nn.Linear(3, 3).double()
+    sgd = SynchronousSGD(layer, world, lr=0.1, bucket_bytes=1)
+    x = torch.ones(2, 3, dtype=torch.float64, requires_grad=True)
+    for _ in range(3):
+        x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=True)
+    sgd.backward(x.mean(), examples=2)
+
+
+@pytest.mark.ranks(2)
+def test_refuses_different_settings(world: World) -> None:
+    """Another learning rate on one rank would make the ranks drift apart."""
+    with pytest.raises(LockstepError, match=r"rank 1 is not that of rank 0: lr=0.2"):
+        SynchronousSGD(network(), world, lr=0.2 if world.rank == 1 else 0.1)

@@ -21,7 +21,17 @@ ROWS = [
     {"world"},
     {"launch", "mpi_backend", "shared_memory", "rendezvous", "devices", "threads", "spawn"},
     {"allreduce", "session", "spawned"},
-    {"gradients", "replicas", "sgd", "data", "models", "batchnorm", "checkpoint", "metrics"}
+    {
+        "checks",
+        "gradients",
+        "replicas",
+        "sgd",
+        "data",
+        "models",
+        "batchnorm",
+        "checkpoint",
+        "metrics",
+    }
     | {"settings"},
     {"training", "proof", "smoke", "bench"},
     {"report", "__main__"},

@@ -249,6 +249,8 @@ class MPIBackend(_Backend):
 
     def abort(self) -> None:
         """Refuse all further verbs. Local."""
+        if not self.group.broken:
+            self.group.tell_leaving()
         self.group.break_("it was aborted")
 
     def shutdown(self) -> None:

@@ -137,8 +137,12 @@ class Group:
 
     def tell_leaving(self) -> None:
         """Let ranks that still call a verb know that this one will not. Local."""
-        if self._team is not None:
+        if self._team is None or not self._running.acquire(blocking=False):
+            return  # in the middle of a verb it is too late to say so
+        try:
             self._team.leave()
+        finally:
+            self._running.release()
 
     def close(self) -> None:
         """End the group and free what it holds. Collective over the group."""
