@@ -21,18 +21,8 @@ ROWS = [
     {"world"},
     {"launch", "mpi_backend", "shared_memory", "rendezvous", "devices", "threads", "spawn"},
     {"allreduce", "session", "spawned"},
-    {
-        "checks",
-        "gradients",
-        "replicas",
-        "sgd",
-        "data",
-        "models",
-        "batchnorm",
-        "checkpoint",
-        "metrics",
-    }
-    | {"settings"},
+    {"checks", "gradients", "replicas", "sgd", "batchnorm", "data", "models", "checkpoint"}
+    | {"metrics", "settings"},
     {"training", "proof", "smoke", "bench"},
     {"report", "__main__"},
     {"__init__"},
