@@ -16,6 +16,9 @@ from typing import NoReturn
 
 # Three years: longer than any job, shorter than what clocks and locks can count.
 LONGEST = 1e8
+# What follows once all ranks have met is quick, but on a loaded machine it may take seconds; the
+# timeout that the ranks had for the meeting may be shorter than that.
+SETTLE = 10.0
 
 
 def within_reason(seconds: float) -> float:

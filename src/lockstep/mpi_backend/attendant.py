@@ -20,7 +20,7 @@ from lockstep.mpi_backend.group import Group
 _IDLE = 0.05
 _BUSY = 0.002
 # A call gets this long beyond its limit, so that an orderly error has precedence.
-_GRACE = 1.0
+_GRACE = 5.0
 
 _groups: weakref.WeakSet[Group] = weakref.WeakSet()
 # Groups on which a verb can never end outlive their use: the end of the process has to know.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
-from lockstep.ending import within, within_reason
+from lockstep.ending import SETTLE, within, within_reason
 from lockstep.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -222,7 +222,7 @@ class Group:
             if not self._asked_for_team:
                 # Now, since all ranks are here, and what follows blocks.
                 self._asked_for_team = True
-                with within(seconds, self.label("looking for ranks on this node")):
+                with within(seconds + SETTLE, self.label("looking for ranks on this node")):
                     self._team = gather(self.comm)
             return False
         number, eager = plan.number(verb), patience is FOREGROUND

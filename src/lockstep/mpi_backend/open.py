@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from mpi4py import MPI
 
-from lockstep.ending import within
+from lockstep.ending import SETTLE, within
 from lockstep.errors import CollectiveTimeout
 from lockstep.mpi_backend.monitored import arrive
 
@@ -47,7 +47,7 @@ def open_communicator(
             needed="every rank of the group opens it (init_process_group, new_group)",
             cure=f"look at what rank {who} prints or does",
         )
-    with within(seconds, f"making group {name!r} of {len(ranks)} ranks"):
+    with within(seconds + SETTLE, f"making group {name!r} of {len(ranks)} ranks"):
         return _create(parent, ranks, tags[0])
 
 
