@@ -143,7 +143,7 @@ def _wrong_family(launch: Launch, kind: Family, library: str, size: int = 1) -> 
     own = _NAMES[kind] if kind != "other" else library.splitlines()[0][:60]
     found = (
         f"broken launch: {starter} announced {launch.size} ranks ({launch.source}), but the MPI "
-        f"library in this Python is {own}: each rank would be alone, in a world of size {size}"
+        f"library in this Python is {own}: each rank would be alone (world size {size})"
     )
     needed = "mpirun and library of the same MPI"
     venv = {"mpich": ".venv-mpich", "intel": ".venv-impi"}.get(kind, ".venv")
@@ -160,7 +160,7 @@ def _no_pmi(launch: Launch, kind: Family, size: int = 1) -> Refusal:
     offered = f"--mpi={launch.pmi}" if launch.pmi else "its default --mpi"
     found = (
         f"broken launch: srun announced {launch.size} ranks ({launch.source}), but with {offered} "
-        f"{_NAMES[kind]} leaves each rank alone, in a world of size {size}"
+        f"{_NAMES[kind]} leaves each rank alone (world size {size})"
     )
     wanted = {"openmpi": "pmix", "mpich": "pmi2", "intel": "pmi2"}.get(kind, "pmix")
     needed = f"srun --mpi={wanted} for {_NAMES[kind]}"
