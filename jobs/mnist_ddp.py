@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 from torch import nn
@@ -21,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lockstep
 from lockstep.data import Digits, batches, load
-from lockstep.devices import device as device_of
 from lockstep.models import ConvNet
 from lockstep.proof import communication_share, joint_loss, proofs
 from lockstep.settings import Classic, parse
@@ -35,18 +33,8 @@ class Settings(Classic):
 
 def main(argv: Sequence[str] | None = None) -> int:
     settings = parse(Settings, argv, __doc__)
-    with lockstep.session(
-        backend=settings.backend,
-        rendezvous=settings.init_method,
-        timeout=timedelta(seconds=settings.timeout),
-        world_size=settings.world_size,
-    ) as world:
-        device = device_of(
-            world,
-            settings.kind_of_device,
-            tf32=settings.tf32,
-            cudnn_benchmark=settings.cudnn_benchmark,
-        )
+    with settings.session() as world:
+        device = settings.choose_device(world)
         torch.manual_seed(settings.seed)
         model, layout, facts = lay_out(ConvNet(), settings, device)
         loaded = load(world, settings.data, settings.data_dir)

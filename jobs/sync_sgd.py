@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -24,7 +23,6 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 import lockstep
 from lockstep.allreduce import ALGORITHMS
 from lockstep.data import Digits, batches, load, steps
-from lockstep.devices import device as device_of
 from lockstep.models import ConvNet
 from lockstep.proof import proofs
 from lockstep.settings import Classic, flag, parse
@@ -46,18 +44,8 @@ class Settings(Classic):
 
 def main(argv: Sequence[str] | None = None) -> int:
     settings = parse(Settings, argv, __doc__, lambda s: FAST[s.data] if s.fast else {})
-    with lockstep.session(
-        backend=settings.backend,
-        rendezvous=settings.init_method,
-        timeout=timedelta(seconds=settings.timeout),
-        world_size=settings.world_size,
-    ) as world:
-        device = device_of(
-            world,
-            settings.kind_of_device,
-            tf32=settings.tf32,
-            cudnn_benchmark=settings.cudnn_benchmark,
-        )
+    with settings.session() as world:
+        device = settings.choose_device(world)
         torch.manual_seed(settings.seed)
         model, layout, facts = lay_out(ConvNet(), settings, device)
         loaded = load(world, settings.data, settings.data_dir)

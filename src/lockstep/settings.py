@@ -13,11 +13,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
+import torch
+
+from lockstep.devices import device
 from lockstep.errors import SettingsError
+from lockstep.session import session
+from lockstep.world import World
 
 S = TypeVar("S")
 
@@ -112,10 +118,19 @@ class Classic:
         self._need("backend", not (cpu and self.backend == "nccl"), "mpi or gloo on CPUs")
         self._need("device", self.device != "cuda" or self.backend == "nccl", "--backend nccl")
 
-    @property
-    def kind_of_device(self) -> str:
-        """What `lockstep.devices.device` is to look for: "cpu" or "cuda"."""
-        return "cuda" if self.backend == "nccl" else "cpu"
+    def session(self) -> AbstractContextManager[World]:
+        """Open torch.distributed as the flags say, for a ``with``. Collective."""
+        return session(
+            backend=self.backend,
+            rendezvous=self.init_method,
+            timeout=self.timeout,
+            world_size=self.world_size,
+        )
+
+    def choose_device(self, world: World) -> torch.device:
+        """Return the device of this rank, set up as the flags say. Collective."""
+        kind = "cuda" if self.backend == "nccl" else "cpu"
+        return device(world, kind, tf32=self.tf32, cudnn_benchmark=self.cudnn_benchmark)
 
     def _need(self, name: str, good: bool, needed: str) -> None:
         if not good:
