@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-import signal
 import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from lockstep.spawn import end_session
 
 ROOT = Path(__file__).resolve().parents[1]
 MPI_ENV = ROOT / "src" / "lockstep" / "mpi_env.sh"
@@ -92,14 +92,7 @@ class Program:
 
     def end(self) -> None:
         """End what is left of the program's session, and nothing else."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(3.0)
-        for pid in _session(self.process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait()
+        end_session(self.process)
 
 
 @dataclass(frozen=True)
@@ -165,15 +158,3 @@ def _activated(venv: str) -> dict[str, str]:
     done = subprocess.run(command, env=outside, capture_output=True, check=True, timeout=30)
     pairs = (line.partition("=") for line in done.stdout.decode().split("\0") if line)
     return {name: value for name, _, value in pairs if not name.startswith("BASH_FUNC_")}
-
-
-def _session(leader: int) -> list[int]:
-    """Return the processes of a session: a launcher's ranks stay in the one it was given."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError):
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[3]) == leader and fields[0] != "Z":
-                    found.append(int(entry.name))
-    return found

@@ -129,10 +129,8 @@ class SynchronousSGD(torch.optim.Optimizer):
             ValueError: examples is missing, or zero_grad() was not called since the last step.
         """
         self._require_parameters()
-        if not self.gradients.reduced and not self.gradients.reduce(examples):
-            return  # no rank had data: there is nothing to step along
-        if self._max_norm is not None:
-            clip([flat.buffer for flat in self.gradients.flats], self._max_norm)
+        if not _join(self.gradients, examples, self._max_norm):
+            return
         numbers = self.param_groups[0]
         for weights, flat, momenta in zip(
             self._weights, self.gradients.flats, self._momenta, strict=True
@@ -235,10 +233,8 @@ class Synchronous:
         Args:
             examples: as for `SynchronousSGD.step`.
         """
-        if not self.gradients.reduced and not self.gradients.reduce(examples):
+        if not _join(self.gradients, examples, self._max_norm):
             return
-        if self._max_norm is not None:
-            clip([flat.buffer for flat in self.gradients.flats], self._max_norm)
         self.optimizer.step()
         share(self._buffers, self._group)
 
@@ -257,6 +253,19 @@ def synchronous(optimizer: torch.optim.Optimizer, world: World, **options: Any) 
         Learning rate schedules take its attribute ``optimizer``.
     """
     return Synchronous(optimizer, world, **options)
+
+
+def _join(gradients: Gradients, examples: int | None, max_norm: float | None) -> bool:
+    """Make the gradients those of the joined batch, and clip them. Collective.
+
+    Returns:
+        False if no rank had data: there is nothing to step along.
+    """
+    if not gradients.reduced and not gradients.reduce(examples):
+        return False
+    if max_norm is not None:
+        clip([flat.buffer for flat in gradients.flats], max_norm)
+    return True
 
 
 def _descend(

@@ -172,11 +172,11 @@ def _run(command: Sequence[str], directory: Path, timeout: float) -> int | None:
             sys.stdout.flush()
         return process.returncode
     finally:
-        _end(process)
+        end_session(process)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of the launcher's session, and nothing else. Local."""
+def end_session(process: subprocess.Popen[bytes]) -> None:
+    """End what is left of a process that leads its own session, and nothing else. Local."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from lockstep.errors import CollectiveMismatch
 from lockstep.mpi_backend.agreement import Plan
+from lockstep.mpi_backend.arguments import one_a_rank
 from lockstep.mpi_backend.buffers import (
     LARGEST_COUNT,
     blocks,
@@ -33,12 +34,8 @@ def all_to_all(
     """
     check([*outputs, *inputs])
     check_written(outputs)
-    for what, parts in (("output", outputs), ("input", inputs)):
-        if len(parts) != comm.size:
-            raise ValueError(
-                f"{len(parts)} {what} tensors were given for a group of {comm.size} ranks\n"
-                f"  needed: one {what} tensor a rank\n  to do:  make the list {comm.size} long"
-            )
+    one_a_rank(outputs, comm.size, "output")
+    one_a_rank(inputs, comm.size, "input")
     if len({tensor.dtype for tensor in (*outputs, *inputs)}) != 1:
         raise ValueError(
             "the tensors of an all_to_all have different dtypes\n"

@@ -20,13 +20,18 @@ def single(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return tensors[0]
 
 
-def same_count(parts: Sequence[torch.Tensor], size: int, mine: torch.Tensor, what: str) -> None:
-    """Refuse a list that has not one tensor like mine for each of the size ranks."""
+def one_a_rank(parts: Sequence[torch.Tensor], size: int, what: str) -> None:
+    """Refuse a list that has not one tensor for each of the size ranks."""
     if len(parts) != size:
         raise ValueError(
             f"{len(parts)} {what} tensors were given for a group of {size} ranks\n"
             f"  needed: one {what} tensor a rank\n  to do:  make the list {size} long"
         )
+
+
+def same_count(parts: Sequence[torch.Tensor], size: int, mine: torch.Tensor, what: str) -> None:
+    """Refuse a list that has not one tensor like mine for each of the size ranks."""
+    one_a_rank(parts, size, what)
     for i, part in enumerate(parts):
         if part.numel() != mine.numel() or part.dtype is not mine.dtype:
             raise ValueError(

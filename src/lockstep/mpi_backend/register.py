@@ -7,6 +7,8 @@ left as it is.
 
 from __future__ import annotations
 
+import atexit
+import functools
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -36,6 +38,14 @@ def register() -> bool:
     return True
 
 
+@functools.cache
+def _leave_in_order() -> None:
+    """See to it that groups are left before MPI, started by now, is finalized. Local."""
+    from lockstep.mpi_backend.leave import leave
+
+    atexit.register(leave)
+
+
 def create_backend(options: Any, backend_options: object = None) -> MPIBackend:
     """Make the backend of one group, as torch asks for it. Collective over the group's members.
 
@@ -47,20 +57,16 @@ def create_backend(options: Any, backend_options: object = None) -> MPIBackend:
     Raises:
         LaunchError: the ranks are not one world, or not the one that torch was told.
     """
-    import atexit
-
     from lockstep import launch
     from lockstep.ending import within_reason
     from lockstep.errors import LaunchError
     from lockstep.mpi_backend.backend import MPIBackend
-    from lockstep.mpi_backend.leave import leave
     from lockstep.mpi_backend.open import open_communicator
     from lockstep.world import discover
 
     world = discover()
     launch.die_together()
-    atexit.unregister(leave)
-    atexit.register(leave)
+    _leave_in_order()
     ranks = list(options.global_ranks_in_group) or list(range(world.size))
     rank = ranks.index(world.rank) if world.rank in ranks else -1
     told = (options.group_rank, options.group_size)
