@@ -1,0 +1,60 @@
+"""The flags of every training job on a cluster: how ranks meet, and where a run is written to."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from lockstep.devices import device
+from lockstep.session import session
+from lockstep.settings.flags import Checked, flag
+from lockstep.world import World
+
+
+@dataclass(frozen=True)
+class Cluster(Checked):
+    """Ranks, devices, the seed, and the run's directory."""
+
+    no_cuda: bool = flag(False, "use the CPU even where there is a GPU")
+    device: str = flag("auto", "auto takes the GPU with nccl", ("auto", "cpu", "cuda"))
+    tf32: bool = flag(False, "let GPUs compute float32 with 10 bits of mantissa")
+    cudnn_benchmark: bool = flag(False, "let cuDNN try its algorithms; not reproducible")
+    seed: int = flag(1, "of the first weights, the order of the images and dropout")
+    world_size: int | None = flag(None, "number of ranks that MPI must have started")
+    init_method: str | None = flag(None, "how the ranks meet: file:///shared/dir, tcp or env")
+    backend: str = flag("mpi", "of torch.distributed", ("mpi", "gloo", "nccl"))
+    timeout: float = flag(300.0, "seconds until a wait for another rank is an error")
+    log_interval: int = flag(10, "steps between two lines of progress")
+    run_dir: Path = flag(Path("runs"), "where the run's directory is made")  # noqa: RUF009
+    run: Path | None = flag(None, "the run's directory itself, to be continued if it is there")
+    group_name: str | None = flag(None, "label of the run, part of the run directory's name")
+    tensorboard: bool = flag(False, "write events for TensorBoard too")
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that make no sense."""
+        super().__post_init__()
+        self._need_above_0("log_interval", "timeout")
+        self._need("seed", 0 <= self.seed < 2**31, "from 0 to 2^31 - 1")
+        label = self.group_name
+        self._need("group_name", label is None or label.isprintable(), "text without control codes")
+        self._need("group_name", not label or "/" not in label, "a name without a slash")
+        cpu = self.no_cuda or self.device == "cpu"
+        self._need("backend", not (cpu and self.backend == "nccl"), "mpi or gloo on CPUs")
+        self._need("device", self.device != "cuda" or self.backend == "nccl", "--backend nccl")
+
+    def session(self) -> AbstractContextManager[World]:
+        """Open torch.distributed as the flags say, for a ``with``. Collective."""
+        return session(
+            backend=self.backend,
+            rendezvous=self.init_method,
+            timeout=self.timeout,
+            world_size=self.world_size,
+        )
+
+    def choose_device(self, world: World) -> torch.device:
+        """Return the device of this rank, set up as the flags say. Collective."""
+        kind = "cuda" if self.backend == "nccl" else "cpu"
+        return device(world, kind, tf32=self.tf32, cudnn_benchmark=self.cudnn_benchmark)
