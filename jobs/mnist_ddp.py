@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lockstep
-from lockstep.data import Digits, batches, load
+from lockstep.data import Images, batches, load
 from lockstep.models import ConvNet
 from lockstep.proof import communication_share, joint_loss, proofs
 from lockstep.settings import Classic, parse
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train(
-    model: nn.Module, images: Digits, test: Digits, settings: Settings, journal: Journal
+    model: nn.Module, images: Images, test: Images, settings: Settings, journal: Journal
 ) -> DistributedDataParallel:
     world = journal.world
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)

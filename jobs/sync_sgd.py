@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 import lockstep
 from lockstep.allreduce import ALGORITHMS
-from lockstep.data import Digits, batches, load, steps
+from lockstep.data import Images, batches, load, steps
 from lockstep.models import ConvNet
 from lockstep.proof import proofs
 from lockstep.settings import Classic, flag, parse
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train(
-    model: nn.Module, images: Digits, test: Digits, settings: Settings, journal: Journal
+    model: nn.Module, images: Images, test: Images, settings: Settings, journal: Journal
 ) -> None:
     world = journal.world
     sgd = SynchronousSGD(

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.data import Batch, Digits, batches
+from lockstep.data import Batch, Images, batches
 from lockstep.settings import Classic
 from lockstep.sgd import SynchronousSGD, divergence
 from lockstep.world import World
@@ -24,7 +24,7 @@ from lockstep.world import World
 def proofs(
     model: nn.Module,
     initial: nn.Module,
-    images: Digits,
+    images: Images,
     settings: Classic,
     world: World,
     *,
@@ -78,7 +78,7 @@ def joint_loss(output: torch.Tensor, labels: torch.Tensor, total: int, size: int
 
 
 def communication_share(
-    model: DistributedDataParallel, images: Digits, settings: Classic, world: World
+    model: DistributedDataParallel, images: Images, settings: Classic, world: World
 ) -> float:
     """Return which share of a step of DDP is communication, 0 to 1. Collective.
 
@@ -102,7 +102,7 @@ def communication_share(
     return max(0.0, 1.0 - apart / joined)
 
 
-def _first(images: Digits, settings: Classic, world: World) -> Iterator[Batch]:
+def _first(images: Images, settings: Classic, world: World) -> Iterator[Batch]:
     epochs = (
         batches(len(images), settings.batch_size, world, settings.seed, epoch)
         for epoch in itertools.count(1)
@@ -110,12 +110,12 @@ def _first(images: Digits, settings: Classic, world: World) -> Iterator[Batch]:
     return itertools.islice(itertools.chain.from_iterable(epochs), settings.verify)
 
 
-def _batch(images: Digits, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _batch(images: Images, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     x, y = images.batch(indices)
     return x.double(), y
 
 
-def _alone(model: nn.Module, images: Digits, settings: Classic, world: World) -> nn.Module:
+def _alone(model: nn.Module, images: Images, settings: Classic, world: World) -> nn.Module:
     model.eval()
     sgd = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
     for batch in _first(images, settings, world):
@@ -127,7 +127,7 @@ def _alone(model: nn.Module, images: Digits, settings: Classic, world: World) ->
 
 
 def _by_hand(
-    model: nn.Module, images: Digits, settings: Classic, world: World, allreduce: str
+    model: nn.Module, images: Images, settings: Classic, world: World, allreduce: str
 ) -> nn.Module:
     model.eval()
     sgd = SynchronousSGD(
@@ -142,7 +142,7 @@ def _by_hand(
     return model
 
 
-def _ddp(model: nn.Module, images: Digits, settings: Classic, world: World) -> nn.Module:
+def _ddp(model: nn.Module, images: Images, settings: Classic, world: World) -> nn.Module:
     ddp = DistributedDataParallel(model.eval())
     sgd = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
     for batch in _first(images, settings, world):

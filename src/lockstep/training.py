@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from lockstep.data import Batch, Digits, slices
+from lockstep.data import Batch, Images, in_order
 from lockstep.metrics import EPOCH, RunDirectory
 from lockstep.settings import Classic
 from lockstep.world import World
@@ -41,7 +41,7 @@ class Score:
         return 100.0 * self.correct / self.total
 
 
-def evaluate(model: nn.Module, images: Digits, batch_size: int, world: World) -> Score:
+def evaluate(model: nn.Module, images: Images, batch_size: int, world: World) -> Score:
     """Test a model; every image counts exactly once, however many ranks there are. Collective.
 
     Args:
@@ -54,8 +54,7 @@ def evaluate(model: nn.Module, images: Digits, batch_size: int, world: World) ->
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64, device=images.labels.device)
     with torch.no_grad():
-        for part in slices(len(images), batch_size, world):
-            x, y = images.batch(part)
+        for _, x, y in images.take(in_order(len(images), batch_size, world)):
             output = model(x)
             loss = F.nll_loss(output, y, reduction="sum")
             correct = (output.argmax(dim=1) == y).sum()

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep import World
-from lockstep.data import Digits, batches, mnist
+from lockstep.data import Images, batches, mnist
+from lockstep.data.digits import digits as as_digits
 from lockstep.data.load import load, on_all
 from lockstep.errors import DataError, SettingsError
 from lockstep.metrics import RunDirectory
@@ -27,11 +28,11 @@ from lockstep.sgd import SynchronousSGD
 from lockstep.training import Journal, evaluate, lay_out
 
 
-def digits(n: int) -> Digits:
+def digits(n: int) -> Images:
     """Return the same noise on all ranks."""
     generator = torch.Generator().manual_seed(4)
     images = torch.randint(256, (n, 1, 28, 28), generator=generator, dtype=torch.uint8)
-    return Digits(images, torch.randint(10, (n,), generator=generator))
+    return as_digits(images, torch.randint(10, (n,), generator=generator))
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_every_image_of_the_sample_counts_once(world: World) -> None:
     assert evaluate(ConvNet(), held_out, 64, world).total == 1000
 
 
-def joined(model: nn.Module, images: Digits, world: World) -> nn.Module:
+def joined(model: nn.Module, images: Images, world: World) -> nn.Module:
     """Train on the joined batches, in one process."""
     sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     for batch in batches(len(images), 4, world, 1, 1):

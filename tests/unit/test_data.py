@@ -14,8 +14,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from lockstep.data import Digits, batches, mnist, sample, slices, steps
-from lockstep.data.digits import DEVIATION, MEAN
+from lockstep.data import batches, in_order, mnist, sample, slices, steps
+from lockstep.data.digits import DEVIATION, MEAN, digits
 from lockstep.errors import DataError
 from lockstep.world import World
 
@@ -63,6 +63,28 @@ def test_the_joined_batch_does_not_depend_on_how_it_is_shared() -> None:
     assert all(torch.equal(a.joined, b.joined) for a, b in zip(two, four, strict=True))
 
 
+@pytest.mark.parametrize("start", [0, 1, 4, 5, 9])
+def test_an_epoch_that_is_gone_on_with(start: int) -> None:
+    """The same batches, without those before the start; after the last there is none."""
+    world = worlds(3)[1]
+    whole = list(batches(100, 8, world, 1, 2))
+    rest = list(batches(100, 8, world, 1, 2, start=start))
+    assert len(rest) == max(0, len(whole) - start)
+    for one, other in zip(whole[start:], rest, strict=True):
+        assert torch.equal(one.indices, other.indices)
+        assert one.total == other.total
+
+
+@pytest.mark.parametrize("size", WORLDS)
+@pytest.mark.parametrize("n", [1, 3, 10, 1000])
+def test_in_order_every_image_comes_once(size: int, n: int) -> None:
+    """In order, and all ranks take as many steps."""
+    shards = [list(in_order(n, 4, world)) for world in worlds(size)]
+    assert {len(shard) for shard in shards} == {steps(n, 4, worlds(size)[0])}
+    joined = [part.indices for parts in zip(*shards, strict=True) for part in parts]
+    assert torch.cat(joined).tolist() == list(range(n))
+
+
 @pytest.mark.parametrize("size", WORLDS)
 @pytest.mark.parametrize("n", [0, 1, 3, 10, 1000])
 def test_slices_cover_everything_once(size: int, n: int) -> None:
@@ -74,12 +96,12 @@ def test_slices_cover_everything_once(size: int, n: int) -> None:
 def test_a_batch_is_normalised() -> None:
     """As torchvision's ToTensor and Normalize do it."""
     images = torch.arange(3 * 784, dtype=torch.int64).remainder(256).to(torch.uint8)
-    digits = Digits(images.view(3, 1, 28, 28), torch.tensor([7, 1, 2]))
-    x, y = digits.batch(torch.tensor([2, 0]))
+    some = digits(images.view(3, 1, 28, 28), torch.tensor([7, 1, 2]))
+    x, y = some.batch(torch.tensor([2, 0]))
     assert y.tolist() == [2, 7]
-    expected = (digits.images[[2, 0]].float() / 255 - MEAN) / DEVIATION
+    expected = (some.images[[2, 0]].float() / 255 - MEAN) / DEVIATION
     torch.testing.assert_close(x, expected)
-    assert [len(part) for part in digits.batch(torch.tensor([], dtype=torch.int64))] == [0, 0]
+    assert [len(part) for part in some.batch(torch.tensor([], dtype=torch.int64))] == [0, 0]
 
 
 def test_the_sample() -> None:

