@@ -12,6 +12,8 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from lockstep import tuning
+from lockstep.allreduce import ALGORITHMS
 from lockstep.devices import device
 from lockstep.ending import LONGEST
 from lockstep.errors import CollectiveTimeout, LaunchError, SettingsError
@@ -91,6 +93,7 @@ def session(
 
     Raises:
         LaunchError: on all ranks: a broken launch; RendezvousError, DeviceError are kinds of it.
+        SettingsError: on all ranks: the table of all-reduces that this user has is none.
         CollectiveTimeout: some rank did not come to the begin or to the end; it is named.
     """
     world, plan = discover(), Plan(backend, rendezvous or "", world_size, as_timedelta(timeout))
@@ -128,6 +131,8 @@ def _open(
     """Open torch.distributed; what is to be undone at the end goes on the stack. Collective."""
     _wait_for_all(world, _BEGIN, plan.limit, "open")
     _agree(world, plan)
+    tuned = tuning.load(world, ALGORITHMS)
+    stack.callback(tuning.forget)
     die_together()
     _left.clear()
     count = set_threads(world, threads)
@@ -145,7 +150,7 @@ def _open(
     if world.rank == 0 and not quiet:
         sys.stderr.write(
             f"lockstep: backend {plan.backend}, rendezvous {where}, {world.size} rank(s) on "
-            f"{world.nodes} node(s), {count} thread(s) a rank, {chosen}\n"
+            f"{world.nodes} node(s), {count} thread(s) a rank, {chosen}{tuned and f'; {tuned}'}\n"
         )
         sys.stderr.flush()
     return store

@@ -19,7 +19,8 @@ ROWS = [
     {"errors"},
     {"waiting", "ending", "launcher", "hostfile", "kernel"},
     {"world"},
-    {"launch", "mpi_backend", "shared_memory", "rendezvous", "devices", "threads", "spawn"},
+    {"launch", "mpi_backend", "shared_memory", "rendezvous", "devices", "threads", "spawn"}
+    | {"tuning"},
     {"allreduce", "session", "spawned"},
     {"checks", "gradients", "replicas", "sgd", "batchnorm", "data", "models", "checkpoint"}
     | {"metrics", "settings"},
