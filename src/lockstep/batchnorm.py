@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+_SHORT = (torch.float16, torch.bfloat16)
+
 
 class _Sum(torch.autograd.Function):
     """The sum of a tensor over all ranks; so is its gradient, since every rank's loss has it."""
@@ -33,8 +35,9 @@ class _Sum(torch.autograd.Function):
 class SynchronousBatchNorm(_BatchNorm):
     """BatchNorm whose mean and variance are those of the joined batch of all ranks.
 
-    In training, forward and backward are Collective: every rank must have data in every step, as
-    many times, in the same order. In evaluation it is an ordinary BatchNorm and Local.
+    In training, forward and backward are Collective: every rank calls them as many times, in the
+    same order, an empty batch included if another rank has data. In evaluation it is an ordinary
+    BatchNorm and Local.
 
     Input and output: [N, C, *], floating point; N may differ between ranks. The running variance
     takes the unbiased one of the joined batch, as torch's BatchNorm does.
@@ -62,9 +65,11 @@ class SynchronousBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if not (self.training and dist.is_initialized()) or dist.get_world_size(self.group) == 1:
             return super().forward(input)
+        # Sums of many numbers, and the count of them, need more digits than 16 bits have.
+        given, input = input.dtype, input.float() if input.dtype in _SHORT else input
         axes = [0, *range(2, input.dim())]
         shape = [1, -1] + [1] * (input.dim() - 2)
-        count = torch.full_like(input[:1].flatten()[:1], input.numel() // input.shape[1])
+        count = input.new_full((1,), input.numel() // input.shape[1])
         first = _Sum.apply(torch.cat([input.sum(axes), count]), self.group)
         total = first[-1].detach()
         mean = first[:-1] / total
@@ -74,7 +79,7 @@ class SynchronousBatchNorm(_BatchNorm):
         normal = centred * torch.rsqrt(variance + self.eps).view(shape)
         if self.affine:
             normal = normal * self.weight.view(shape) + self.bias.view(shape)
-        return normal
+        return normal.to(given)
 
     @torch.no_grad()
     def _remember(self, mean: torch.Tensor, variance: torch.Tensor, total: float) -> None:

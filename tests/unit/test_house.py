@@ -23,7 +23,7 @@ ROWS = [
     | {"tuning"},
     {"allreduce", "session", "spawned"},
     {"checks", "gradients", "replicas", "sgd", "batchnorm", "data", "models", "checkpoint"}
-    | {"metrics", "settings"},
+    | {"metrics", "settings", "schedules", "steps"},
     {"training", "proof", "smoke", "bench"},
     {"report", "__main__"},
     {"__init__"},

@@ -29,7 +29,7 @@ class Cluster(Checked):
     timeout: float = flag(300.0, "seconds until a wait for another rank is an error")
     log_interval: int = flag(10, "steps between two lines of progress")
     run_dir: Path = flag(Path("runs"), "where the run's directory is made")  # noqa: RUF009
-    run: Path | None = flag(None, "the run's directory itself, to be continued if it is there")
+    run: Path | None = flag(None, "the run itself, continued if it is there")  # noqa: RUF009
     group_name: str | None = flag(None, "label of the run, part of the run directory's name")
     tensorboard: bool = flag(False, "write events for TensorBoard too")
 
