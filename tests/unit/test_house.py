@@ -17,13 +17,13 @@ JOBS = sorted((ROOT / "jobs").glob("*.py"))
 # A module may import from its own row and those above it. shared/design.md has the reasons.
 ROWS = [
     {"errors"},
-    {"waiting", "ending", "launcher", "hostfile", "kernel"},
+    {"waiting", "ending", "launcher", "hostfile", "kernel", "files", "lock"},
     {"world"},
-    {"launch", "mpi_backend", "shared_memory", "rendezvous", "devices", "threads", "spawn"}
+    {"launch", "mpi_backend", "shared_memory", "meeting", "rendezvous", "devices", "threads", "spawn"}
     | {"tuning"},
     {"allreduce", "session", "spawned"},
     {"checks", "gradients", "replicas", "sgd", "batchnorm", "data", "models", "checkpoint"}
-    | {"metrics", "settings", "schedules", "steps"},
+    | {"metrics", "settings", "schedules", "steps", "course"},
     {"training", "proof", "smoke", "bench"},
     {"report", "__main__"},
     {"__init__"},

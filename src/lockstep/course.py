@@ -1,0 +1,105 @@
+"""Where a run is, and how it goes on from a checkpoint, also on another number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from lockstep.data import steps
+from lockstep.errors import CheckpointError
+from lockstep.world import World
+
+
+@dataclass(frozen=True)
+class Course:
+    """Where a run begins or goes on.
+
+    Attributes:
+        share: images that a rank takes for a step.
+        an_epoch: steps of an epoch.
+        epoch: the one to train, from 1.
+        done: steps of this epoch that are done.
+        total_done: steps of the run that are done.
+    """
+
+    share: int
+    an_epoch: int
+    epoch: int = 1
+    done: int = 0
+    total_done: int = 0
+
+    def start(self, epoch: int) -> int:
+        """Return how many steps of an epoch are done. Local."""
+        return self.done if epoch == self.epoch else 0
+
+
+def begin_or_go_on(
+    state: Mapping[str, Any] | None,
+    share: int,
+    images: int,
+    world: World,
+    say: Callable[[str], None],
+) -> Course:
+    """Return the course of a run, from its begin or from a checkpoint. Local, equal on all ranks.
+
+    On another number of ranks the batch of all ranks stays what it was, if it can be shared out
+    evenly; otherwise it changes, the place in the epoch is kept in images, and that is said.
+
+    Args:
+        state: what the checkpoint holds: epoch, step, global_step, global_batch, share, images,
+            ranks; None to begin.
+        share: images that a rank is to take for a step, by the settings.
+        images: of an epoch.
+        world: the ranks.
+        say: gets a line on each change.
+
+    Raises:
+        CheckpointError: the checkpoint is of a set with another number of images.
+    """
+    if state is None:
+        return Course(share, steps(images, share, world))
+    if state["images"] != images:
+        raise CheckpointError(
+            f"the checkpoint is of a run on {state['images']} images, this one has {images}",
+            needed="the same images",
+            cure="give the same --data and --data-dir, or another --run, or --resume none",
+        )
+    batch = state["global_batch"]
+    if share == state["share"] and batch % world.size == 0:
+        share = batch // world.size  # as asked for then, whatever the number of ranks was
+    mine, an_epoch, epoch = share * world.size, steps(images, share, world), state["epoch"]
+    if world.size != state["ranks"]:
+        say(
+            f"resume: {world.size} ranks in place of {state['ranks']}: {share} images a rank and "
+            f"step, {mine} on all ranks" + (" as before" if mine == batch else "")
+        )
+    if mine == batch:
+        return Course(share, an_epoch, epoch, state["step"], state["global_step"])
+    seen = min(state["step"] * batch, images)
+    done = an_epoch if seen == images else seen // mine
+    say(
+        f"resume: a step takes {mine} images on all ranks, before {batch}; in epoch {epoch}, "
+        f"{max(0, seen - done * mine)} images are seen again"
+    )
+    return Course(share, an_epoch, epoch, done, (epoch - 1) * an_epoch + done)
+
+
+def differences(state: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """Name the settings that are not those of a checkpoint, "" if there are none. Local."""
+    before = state["settings"]
+    changed = [
+        f"{name} {before[name]} -> {value}"
+        for name, value in settings.items()
+        if name in before and str(before[name]) != str(value)
+    ]
+    return ", ".join(changed)
+
+
+def draw(seed: int, rank: int, step: int) -> torch.Generator:
+    """Return random numbers that depend on nothing but these three, to be gone on with. Local."""
+    words = np.random.SeedSequence((seed, rank, step)).generate_state(2)
+    return torch.Generator().manual_seed(int(words[0]) << 31 ^ int(words[1]))

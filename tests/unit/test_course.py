@@ -1,0 +1,100 @@
+"""Where a run goes on, on as many ranks and on others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from lockstep import World
+from lockstep.course import Course, begin_or_go_on, differences, draw
+from lockstep.errors import CheckpointError
+
+IMAGES = 1000
+
+
+def ranks(size: int) -> World:
+    """Return the root of a world of so many ranks; nothing here communicates."""
+    from mpi4py import MPI
+
+    return World(0, size, 0, size, 0, 1, "here", MPI.COMM_NULL)
+
+
+def state(**changed: Any) -> dict[str, Any]:
+    """Return what a run on 4 ranks has saved after 7 of its 32 steps of epoch 3."""
+    kept = {"epoch": 3, "step": 7, "global_step": 71, "global_batch": 32, "share": 8}
+    return {**kept, "images": IMAGES, "ranks": 4, **changed}
+
+
+def go_on(saved: dict[str, Any] | None, size: int, share: int = 8) -> tuple[Course, list[str]]:
+    """Return the course and what was said."""
+    said: list[str] = []
+    return begin_or_go_on(saved, share, IMAGES, ranks(size), said.append), said
+
+
+def test_begin() -> None:
+    """Nothing is done, nothing is said."""
+    assert go_on(None, 4) == (Course(8, 32), [])
+
+
+def test_as_many_ranks() -> None:
+    """At the very step."""
+    course, said = go_on(state(), 4)
+    assert course == Course(8, 32, 3, 7, 71)
+    assert (course.start(3), course.start(4)) == (7, 0)
+    assert not said
+
+
+@pytest.mark.parametrize(("size", "share"), [(1, 32), (2, 16), (8, 4), (32, 1)])
+def test_other_ranks_keep_the_batch(size: int, share: int) -> None:
+    """The same steps, shared out anew; a line says so."""
+    course, said = go_on(state(), size)
+    assert course == Course(share, 32, 3, 7, 71)
+    assert len(said) == 1
+    assert "as before" in said[0]
+
+
+def test_back_again() -> None:
+    """The batch is kept from checkpoint to checkpoint, not the share of the ranks between."""
+    course, _ = go_on(state(ranks=2), 4)
+    assert course == Course(8, 32, 3, 7, 71)
+
+
+def test_the_batch_cannot_be_kept() -> None:
+    """On 3 ranks a step takes 24 images: 9 of these hold 216 of the 224 images seen."""
+    course, said = go_on(state(), 3)
+    assert course == Course(8, 42, 3, 9, 2 * 42 + 9)
+    assert "before 32" in said[1]
+    assert "8 images are seen again" in said[1]
+
+
+def test_another_batch_was_asked_for() -> None:
+    """It is taken, and said; an epoch that was done stays so."""
+    course, said = go_on(state(), 4, share=16)
+    assert course == Course(16, 16, 3, 3, 35)
+    assert len(said) == 1
+    course, _ = go_on(state(step=32, global_step=96), 4, share=16)
+    assert course == Course(16, 16, 3, 16, 48)
+
+
+def test_another_set() -> None:
+    """An error that names both numbers."""
+    with pytest.raises(CheckpointError, match="999 images, this one has 1000"):
+        go_on(state(images=999), 4)
+
+
+def test_differences() -> None:
+    """By name, with both values; a setting that the checkpoint does not know is none."""
+    saved = {"settings": {"lr": 0.1, "width": 64}}
+    assert differences(saved, {"lr": 0.1, "width": 64, "new": 1}) == ""
+    assert differences(saved, {"lr": 0.2, "width": 64}) == "lr 0.1 -> 0.2"
+
+
+def test_draw() -> None:
+    """The same for the same three numbers, another for any other."""
+    triples = [(s, r, n) for s in (0, 1, 2) for r in range(3) for n in (0, 1, 2, 10**6)]
+    drawn = [torch.rand(4, generator=draw(*triple)) for triple in triples]
+    again = [torch.rand(4, generator=draw(*triple)) for triple in triples]
+    assert all(torch.equal(a, b) for a, b in zip(drawn, again, strict=True))
+    assert len({tuple(values.tolist()) for values in drawn}) == len(triples)
