@@ -213,6 +213,8 @@ static void slice(const struct team *t, size_t count, int dtype, size_t *begin, 
     *end = *end < count ? *end : count;
 }
 
+/* Counted up when a function changes, so that an old library is not taken for this one. */
+int lockstep_version(void) { return 2; }
 size_t lockstep_slot_bytes(void) { return sizeof(struct slot); }
 size_t lockstep_team_bytes(void) { return sizeof(struct team); }
 int lockstep_has_float16(void) { return HAVE_FLOAT16; }
@@ -221,6 +223,13 @@ int lockstep_has_float16(void) { return HAVE_FLOAT16; }
 void lockstep_sum(int dtype, void *const *windows, int n, size_t begin, size_t end)
 {
     sum(dtype, windows, n, windows, n, begin, end);
+}
+
+/* Read with what signature each rank came to an epoch that all have reached. */
+void lockstep_signatures(const struct team *t, uint32_t epoch, int64_t *out)
+{
+    for (int r = 0; r < t->size; r++)
+        out[r] = t->slots[r].signature[epoch & 1];
 }
 
 /* Meet at an epoch. state[0] is 0 at the first call. Returns DONE, DIFFERENT or a late rank. */
@@ -235,9 +244,27 @@ int lockstep_meet(const struct team *t, uint32_t epoch, int64_t signature, int64
     return late != DONE ? late : agreed(t, epoch) ? DONE : DIFFERENT;
 }
 
-/* All-reduce of windows that all ranks see, in place: one fused pass. Takes epochs e and e + 1. */
+/* Meet for block k of a call, which takes epoch + k: only the first one compares signatures. */
+static int next(const struct team *t, uint32_t epoch, size_t k, int64_t signature, int64_t *state)
+{
+    if (k == 0)
+        return lockstep_meet(t, epoch, signature, state);
+    if (state[0] == 0)
+        arrive(t, epoch + (uint32_t)k);
+    state[0] = 1;
+    return await(t, epoch + (uint32_t)k);
+}
+
+/* Where the block of an epoch lies: a place has two sides. A rank writes to a side again two epochs
+ * later, when all have arrived at the epoch between and so have left that of the side. */
+static size_t side(uint32_t epoch, size_t k, size_t bytes) { return ((epoch + k) & 1) * bytes; }
+
+static size_t least(size_t a, size_t b) { return a < b ? a : b; }
+
+/* All-reduce of windows that all ranks see: one fused pass. The sum goes into the first `targets`
+ * windows. Takes epochs e and e + 1. */
 int lockstep_windows(const struct team *t, uint32_t epoch, int64_t signature, int64_t *state,
-                     void *const *windows, size_t count, int dtype)
+                     void *const *windows, size_t count, int dtype, int targets)
 {
     size_t begin, end;
     if (state[0] < 2) {
@@ -245,7 +272,27 @@ int lockstep_windows(const struct team *t, uint32_t epoch, int64_t signature, in
         if (met != DONE)
             return met;
         slice(t, count, dtype, &begin, &end);
-        sum(dtype, windows, t->size, windows, t->size, begin, end);
+        sum(dtype, windows, t->size, windows, targets, begin, end);
+        arrive(t, epoch + 1);
+        state[0] = 2;
+    }
+    return await(t, epoch + 1);
+}
+
+/* Copy the first window into all others; each rank copies its slice. Takes epochs e and e + 1. */
+int lockstep_spread(const struct team *t, uint32_t epoch, int64_t signature, int64_t *state,
+                    void *const *windows, size_t count, int dtype)
+{
+    size_t begin, end, w = width(dtype);
+    if (state[0] < 2) {
+        int met = lockstep_meet(t, epoch, signature, state);
+        if (met != DONE)
+            return met;
+        slice(t, count, dtype, &begin, &end);
+        for (size_t at = begin; at < end; at += CHUNK)
+            for (int r = 1; r < t->size; r++)
+                memcpy((char *)windows[r] + at * w, (char *)windows[0] + at * w,
+                       least(CHUNK, end - at) * w);
         arrive(t, epoch + 1);
         state[0] = 2;
     }
@@ -253,26 +300,25 @@ int lockstep_windows(const struct team *t, uint32_t epoch, int64_t signature, in
 }
 
 /* All-reduce of a few bytes: each rank puts them into its place, all add up all of them. Takes
- * epoch e. places[r] are two buffers of `bytes` each, for even and odd epochs: a place is written
- * again two epochs later, when all have read it. */
+ * epoch e. places[r] are two sides of `bytes` each. */
 int lockstep_small(const struct team *t, uint32_t epoch, int64_t signature, int64_t *state,
                    void *const *places, size_t bytes, void *data, size_t count, int dtype)
 {
     void *in[64], *out[1] = {data};
-    size_t side = (epoch & 1) * bytes;
+    size_t at = side(epoch, 0, bytes);
     if (state[0] == 0)
-        memcpy((char *)places[t->rank] + side, data, count * width(dtype));
+        memcpy((char *)places[t->rank] + at, data, count * width(dtype));
     int met = lockstep_meet(t, epoch, signature, state);
     if (met != DONE)
         return met;
     for (int r = 0; r < t->size; r++)
-        in[r] = (char *)places[r] + side;
+        in[r] = (char *)places[r] + at;
     sum(dtype, in, t->size, out, 1, 0, count);
     return DONE;
 }
 
 /* All-reduce of data that lies elsewhere, block by block through the places, so that the copies
- * stay in the cache. Takes epoch e and one more for each block. While block k is summed, block
+ * stay in the cache. Takes an epoch for each block and one more. While block k is summed, block
  * k - 1 is copied out and block k + 1 will be copied in to the other side of the place. */
 int lockstep_staged(const struct team *t, uint32_t epoch, int64_t signature, int64_t *state,
                     void *const *places, size_t bytes, void *data, size_t count, int dtype)
@@ -282,32 +328,99 @@ int lockstep_staged(const struct team *t, uint32_t epoch, int64_t signature, int
     void *in[64];
     /* state[0]: 0 before, 1 after this rank has arrived; state[1]: the block */
     for (size_t k = (size_t)state[1]; k <= blocks; k++) {
-        size_t n = k < blocks ? (k + 1 < blocks ? each : count - k * each) : 0;
+        size_t n = k < blocks ? least(each, count - k * each) : 0;
         if (state[0] == 0 && n)
-            memcpy(mine + (k & 1) * bytes, target + k * each * w, n * w);
-        if (k == 0) {
-            int met = lockstep_meet(t, epoch, signature, state);
-            if (met != DONE)
-                return met;
-        } else {
-            if (state[0] == 0)
-                arrive(t, epoch + (uint32_t)k);
-            state[0] = 1;
-            int late = await(t, epoch + (uint32_t)k);
-            if (late != DONE)
-                return late;
-            size_t before = k < blocks ? each : count - (k - 1) * each;
-            memcpy(target + (k - 1) * each * w, mine + ((k - 1) & 1) * bytes, before * w);
-        }
+            memcpy(mine + side(epoch, k, bytes), target + k * each * w, n * w);
+        int met = next(t, epoch, k, signature, state);
+        if (met != DONE)
+            return met;
+        if (k)
+            memcpy(target + (k - 1) * each * w, mine + side(epoch, k - 1, bytes),
+                   least(each, count - (k - 1) * each) * w);
         if (n) {
             size_t begin, end;
             for (int r = 0; r < t->size; r++)
-                in[r] = (char *)places[r] + (k & 1) * bytes;
+                in[r] = (char *)places[r] + side(epoch, k, bytes);
             slice(t, n, dtype, &begin, &end);
             sum(dtype, in, t->size, in, t->size, begin, end);
         }
         state[0] = 0;
         state[1] = (int64_t)k + 1;
     }
+    return DONE;
+}
+
+/* Copy the root's bytes to all ranks, block by block. Takes an epoch for each block, at least one. */
+int lockstep_broadcast(const struct team *t, uint32_t epoch, int64_t signature, int64_t *state,
+                       void *const *places, size_t bytes, void *data, size_t count, int root)
+{
+    char *target = data;
+    size_t k = (size_t)state[1];
+    do {
+        size_t at = k * bytes, n = least(bytes, count - at);
+        char *place = (char *)places[root] + side(epoch, k, bytes);
+        if (state[0] == 0 && t->rank == root)
+            memcpy(place, target + at, n);
+        int met = next(t, epoch, k, signature, state);
+        if (met != DONE)
+            return met;
+        if (t->rank != root)
+            memcpy(target + at, place, n);
+        state[0] = 0;
+        state[1] = (int64_t)++k;
+    } while (k * bytes < count);
+    return DONE;
+}
+
+/* Copy the bytes of rank r into outputs[r] on all ranks. Takes an epoch for each block, at least
+ * one. Where a rank's own output is its data, it stays as it is. */
+int lockstep_gather(const struct team *t, uint32_t epoch, int64_t signature, int64_t *state,
+                    void *const *places, size_t bytes, const void *data, size_t count,
+                    void *const *outputs)
+{
+    size_t k = (size_t)state[1];
+    do {
+        size_t at = k * bytes, n = least(bytes, count - at);
+        if (state[0] == 0)
+            memcpy((char *)places[t->rank] + side(epoch, k, bytes), (const char *)data + at, n);
+        int met = next(t, epoch, k, signature, state);
+        if (met != DONE)
+            return met;
+        for (int i = 0; i < t->size; i++) {
+            int r = (t->rank + i) % t->size; /* not all at the same place at once */
+            if (r != t->rank || outputs[r] != data)
+                memcpy((char *)outputs[r] + at, (char *)places[r] + side(epoch, k, bytes), n);
+        }
+        state[0] = 0;
+        state[1] = (int64_t)++k;
+    } while (k * bytes < count);
+    return DONE;
+}
+
+/* Sum the r-th of `size` parts of the data over all ranks, on rank r, into out. A part has `count`
+ * elements, and each rank's places hold a block of every part. Takes an epoch for each block, at
+ * least one. out may be the rank's own part of its data. */
+int lockstep_scatter(const struct team *t, uint32_t epoch, int64_t signature, int64_t *state,
+                     void *const *places, size_t bytes, const void *data, void *out, size_t count,
+                     int dtype)
+{
+    size_t w = width(dtype), each = bytes / (size_t)t->size / 64 * 64 / w, k = (size_t)state[1];
+    void *in[64], *target[1];
+    do {
+        size_t at = k * each, n = least(each, count - at);
+        if (state[0] == 0)
+            for (int r = 0; r < t->size; r++)
+                memcpy((char *)places[t->rank] + side(epoch, k, bytes) + (size_t)r * each * w,
+                       (const char *)data + ((size_t)r * count + at) * w, n * w);
+        int met = next(t, epoch, k, signature, state);
+        if (met != DONE)
+            return met;
+        for (int r = 0; r < t->size; r++)
+            in[r] = (char *)places[r] + side(epoch, k, bytes) + (size_t)t->rank * each * w;
+        target[0] = (char *)out + at * w;
+        sum(dtype, in, t->size, target, 1, 0, n);
+        state[0] = 0;
+        state[1] = (int64_t)++k;
+    } while (k * each < count);
     return DONE;
 }

@@ -14,6 +14,9 @@ import torch
 
 DONE, DIFFERENT = -1, -2
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+# The most ranks of a node that it serves.
+LARGEST_TEAM = 64
+_VERSION = 2
 
 
 class Team(ctypes.Structure):
@@ -51,11 +54,33 @@ def pointers(addresses: Sequence[int]) -> Any:
     return (c_void_p * len(addresses))(*addresses)
 
 
-def sum_in_torch(windows: Sequence[torch.Tensor], begin: int, end: int) -> None:
+def slice_of(rank: int, size: int, count: int, itemsize: int) -> tuple[int, int]:
+    """Return where a rank's slice of a buffer lies: as equal as cache lines allow. Local.
+
+    The kernel cuts in the same way.
+
+    Args:
+        rank: whose slice.
+        size: number of slices.
+        count: elements of the buffer.
+        itemsize: bytes of an element.
+    """
+    line = 64 // itemsize
+    lines = -(-count // line)
+    begin, end = lines * rank // size * line, lines * (rank + 1) // size * line
+    return min(begin, count), min(end, count)
+
+
+def sum_in_torch(
+    windows: Sequence[torch.Tensor], begin: int, end: int, targets: int | None = None
+) -> None:
     """Do what lockstep_sum does, in torch operations, to the same bits. Local.
 
     Args:
-        windows: flat tensors of one dtype and length; all get the sum of elements begin to end.
+        windows: flat tensors of one dtype and length.
+        begin: first element of those that are summed.
+        end: the one after the last.
+        targets: how many of the windows get the sum; by default all.
     """
     wide = torch.float32 if windows[0].dtype.itemsize == 2 else windows[0].dtype
     # Block by block, so that what is read once is still in the cache when it is written.
@@ -64,21 +89,29 @@ def sum_in_torch(windows: Sequence[torch.Tensor], begin: int, end: int) -> None:
         total = windows[0][start:stop].to(wide, copy=True)
         for window in windows[1:]:
             total += window[start:stop]
-        for window in windows:
+        for window in windows[:targets]:
             window[start:stop] = total
 
 
 def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
-    team, state, places = c_void_p, c_void_p, c_void_p
+    version = getattr(loaded, "lockstep_version", None)
+    if version is None or version() != _VERSION:
+        raise OSError("the compiled kernel is of another version: `make setup` builds it anew")
+    team, state, places, data = c_void_p, c_void_p, c_void_p, c_void_p
     head: list[Any] = [team, c_uint32, c_int64, state]
-    tail: list[Any] = [places, c_size_t, c_void_p, c_size_t, c_int]
+    staged: list[Any] = [*head, places, c_size_t, data]
     loaded.lockstep_slot_bytes.restype = c_size_t
     loaded.lockstep_team_bytes.restype = c_size_t
     loaded.lockstep_sum.argtypes = [c_int, places, c_int, c_size_t, c_size_t]
+    loaded.lockstep_signatures.argtypes = [team, c_uint32, c_void_p]
     loaded.lockstep_meet.argtypes = head
-    loaded.lockstep_windows.argtypes = [*head, places, c_size_t, c_int]
-    loaded.lockstep_small.argtypes = head + tail
-    loaded.lockstep_staged.argtypes = head + tail
+    loaded.lockstep_windows.argtypes = [*head, places, c_size_t, c_int, c_int]
+    loaded.lockstep_spread.argtypes = [*head, places, c_size_t, c_int]
+    loaded.lockstep_small.argtypes = [*staged, c_size_t, c_int]
+    loaded.lockstep_staged.argtypes = [*staged, c_size_t, c_int]
+    loaded.lockstep_broadcast.argtypes = [*staged, c_size_t, c_int]
+    loaded.lockstep_gather.argtypes = [*staged, c_size_t, places]
+    loaded.lockstep_scatter.argtypes = [*staged, c_void_p, c_size_t, c_int]
     if loaded.lockstep_team_bytes() != ctypes.sizeof(Team):
-        raise OSError("the compiled kernel is of another version: `make setup` builds it anew")
+        raise OSError("the compiled kernel is of another layout: `make setup` builds it anew")
     return loaded

@@ -8,10 +8,12 @@ a SIGKILL, and whose end is a barrier. The size of /dev/shm does not limit it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
 import os
+from pathlib import Path
 
 import torch
 from mpi4py import MPI
@@ -19,13 +21,13 @@ from mpi4py import MPI
 from lockstep.errors import LockstepError
 
 _PAGE = mmap.PAGESIZE
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 class Segment:
     """Equal parts of memory for the ranks of a communicator, which all of them can reach.
 
-    Making it is Collective and blocking: the ranks must have met before. Each rank touches its own
-    part first, so that its pages lie near its core.
+    Making it is Collective and blocking: the ranks must have met before.
 
     Args:
         comm: ranks of one node.
@@ -41,32 +43,42 @@ class Segment:
         self.size, self.rank = comm.size, comm.rank
         total = self.each * comm.size
         descriptor, trouble = _create(total, purpose) if comm.rank == 0 else (-1, "")
-        path = comm.bcast(f"/proc/{os.getpid()}/fd/{descriptor}", root=0)
+        path = comm.bcast(f"/proc/{os.getpid()}/fd/{descriptor}" if not trouble else "", root=0)
         mapped: mmap.mmap | None = None
         try:
-            if comm.rank != 0:
+            if comm.rank != 0 and path:
                 descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            mapped = mmap.mmap(descriptor, total) if descriptor >= 0 else None
+            if path:
+                # The memory is claimed, since the first touch of what is not there would kill by
+                # SIGBUS; each rank claims its own part, so that its pages lie near its core.
+                os.posix_fallocate(descriptor, self.rank * self.each, self.each)
+                mapped = mmap.mmap(descriptor, total)
         except (OSError, ValueError) as error:
-            trouble = f"rank {comm.rank} cannot map {path}: {error}"
+            trouble = _why(error) or f"rank {comm.rank} cannot map {path}: {error}"
         # The root keeps its descriptor until all have said that they opened it.
         troubles = [text for text in comm.allgather(trouble) if text]
         if descriptor >= 0:
             os.close(descriptor)
         if troubles or mapped is None:
             raise LockstepError(
-                f"no memory to share for {purpose} ({total >> 10} KiB on a node): {troubles[:1]}",
+                f"no memory to share for {purpose} ({total >> 10} KiB on a node): {troubles[0]}",
                 needed="so much free memory, and ranks of a node that see each other's /proc",
                 cure="free -m; in containers: one for all ranks of a node, or --pid=host",
             )
         self._map = mapped
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        # Pages that are there still have to be entered in this process's tables: now, not in the
+        # first step.
         ctypes.memset(self.address(self.rank), 0, self.each)
-        comm.Barrier()  # nobody reads a part that its rank has not cleared yet
+        comm.Barrier()  # nobody writes to a part that its rank has not cleared yet
 
     def address(self, rank: int, offset: int = 0) -> int:
         """Return where a rank's part begins in this process, plus offset bytes. Local."""
         return self._base + rank * self.each + offset
+
+    def part(self, rank: int) -> memoryview:
+        """Return a rank's part as bytes. Local. It keeps the memory alive."""
+        return memoryview(self._map)[rank * self.each : (rank + 1) * self.each]
 
     def tensor(self, rank: int, dtype: torch.dtype, count: int, offset: int = 0) -> torch.Tensor:
         """Return a flat tensor over a rank's part. Local. It keeps the memory alive.
@@ -84,18 +96,54 @@ class Segment:
 
 
 def _create(total: int, purpose: str) -> tuple[int, str]:
-    """Make the file, and claim its memory: the first touch of what is not there kills by SIGBUS.
+    """Make the file, if the node has room for it.
 
     Returns:
         its descriptor and no trouble, or -1 and what the trouble is.
     """
+    # To ask for more than there is does not fail: it wakes the killer of processes.
+    room = _room()
+    if total > room:
+        return -1, f"only {room >> 10} KiB of memory are left"
     descriptor = -1
     try:
         descriptor = os.memfd_create(f"lockstep: {purpose}", os.MFD_CLOEXEC)
-        os.posix_fallocate(descriptor, 0, total)
+        os.ftruncate(descriptor, total)
     except OSError as error:
         if descriptor >= 0:
             os.close(descriptor)
-        full = error.errno in (errno.ENOSPC, errno.ENOMEM)
-        return -1, "no memory is left" if full else str(error.strerror)
+        return -1, _why(error) or str(error.strerror)
     return descriptor, ""
+
+
+def _why(error: Exception) -> str:
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM)
+    return "no memory is left" if full else ""
+
+
+def _room() -> int:
+    """Return how many bytes this process may still claim: of the machine, and of its cgroups."""
+    room = 2**62
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        room = int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) << 10
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        own = next(line for line in lines if line.startswith("0::"))[3:]
+        place = _CGROUPS / own.lstrip("/")
+        while place.is_relative_to(_CGROUPS):
+            room = min(room, _room_in(place))
+            place = place.parent
+    return room
+
+
+def _room_in(place: Path) -> int:
+    """Return what is left of the limit of a cgroup (version 2); what is cached counts as free."""
+    try:
+        limit = int((place / "memory.max").read_text())  # the word "max" is no number
+        used = int((place / "memory.current").read_text())
+        words = (place / "memory.stat").read_text().split()
+        cached = int(words[words.index("inactive_file") + 1])
+    except (OSError, ValueError):
+        return 2**62
+    return max(limit - used + cached, 0)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +22,9 @@ from mpi4py import MPI
 
 from lockstep.errors import CollectiveMismatch, LockstepError, RefusedByPeer
 from lockstep.waiting import Patience, wait_until
+
+if TYPE_CHECKING:
+    from lockstep.mpi_backend.on_node import OnNode
 
 VERBS = (
     "all_reduce",
@@ -63,9 +67,9 @@ class Plan:
         note: the operator or root in words, for messages.
         result: what the future of the Work holds in the end.
         refusal: why this rank cannot take part; move is then never called.
-        total: a tensor in plain memory, if the call is its sum over all ranks in place, and the
-            kernel for shared memory can take it; move does the same through MPI.
-        after: what is to be done to total then, such as a division.
+        on_node: does what move does, and the agreement before it, where all ranks share a node;
+            None if there is no such way.
+        added: the dtypes that on_node adds up.
     """
 
     signature: tuple[int, ...]
@@ -74,8 +78,8 @@ class Plan:
     note: str = ""
     result: object = None
     refusal: Exception | None = None
-    total: torch.Tensor | None = None
-    after: Callable[[], object] | None = None
+    on_node: OnNode | None = None
+    added: tuple[torch.dtype, ...] = ()
 
     def number(self, verb: str) -> int:
         """Return the number that stands for this call; the same on all ranks if the calls are."""

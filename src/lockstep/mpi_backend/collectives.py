@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
+from lockstep.mpi_backend import on_node
 from lockstep.mpi_backend.agreement import Plan
 from lockstep.mpi_backend.arguments import same_count, same_total, single
 from lockstep.mpi_backend.buffers import (
@@ -25,8 +26,8 @@ from lockstep.mpi_backend.buffers import (
     numbers,
     pieces,
 )
-from lockstep.mpi_backend.datatypes import DTYPE_CODES, Operator, reduction
-from lockstep.mpi_backend.summing import prepare_total, reduce_all, scatter_sum
+from lockstep.mpi_backend.datatypes import DTYPE_CODES, Operator, Reduction, reduction
+from lockstep.mpi_backend.summing import reduce_all, scatter_sum
 
 Tensors = Sequence[torch.Tensor]
 
@@ -47,7 +48,7 @@ def all_reduce(comm: MPI.Intracomm, tensors: Tensors, op: Operator) -> Plan:
         signature: tuple[int, ...] = (tensor.numel(), how.code)
         plan = Plan(signature, lambda: reduce_all(comm, tensor, how), tensors, how.name, tensors)
         if how.is_sum:
-            prepare_total(plan, tensor, how, comm.size)
+            plan.on_node, plan.added = on_node.total(tensor, how), (tensor.dtype,)
         return plan
     steps = [(tensor, reduction(tensor.dtype, op)) for tensor in tensors]
     signature = tuple(n for t, how in steps for n in (t.numel(), how.code))
@@ -56,7 +57,11 @@ def all_reduce(comm: MPI.Intracomm, tensors: Tensors, op: Operator) -> Plan:
         for tensor, how in steps:
             reduce_all(comm, tensor, how)
 
-    return Plan(signature, move, tensors, op.op.name, tensors)
+    plan = Plan(signature, move, tensors, op.op.name, tensors)
+    if all(how.is_sum for _, how in steps):
+        plan.on_node = on_node.in_turn([on_node.total(*step) for step in steps])
+        plan.added = tuple(tensor.dtype for tensor in tensors)
+    return plan
 
 
 def reduce(comm: MPI.Intracomm, tensors: Tensors, op: Operator, root: int) -> Plan:
@@ -96,7 +101,8 @@ def broadcast(comm: MPI.Intracomm, tensors: Tensors, root: int) -> Plan:
             give_back(work, tensor)
 
     signature = (tensor.numel(), DTYPE_CODES[tensor.dtype], root)
-    return Plan(signature, move, tensors, f"root {root}", tensors)
+    here = on_node.copied(tensor, root, comm.rank)
+    return Plan(signature, move, tensors, f"root {root}", tensors, on_node=here)
 
 
 def all_gather(comm: MPI.Intracomm, outputs: Tensors, mine: torch.Tensor) -> Plan:
@@ -111,7 +117,8 @@ def all_gather(comm: MPI.Intracomm, outputs: Tensors, mine: torch.Tensor) -> Pla
         for target, row in zip(outputs, gathered, strict=True):
             give_back(row, target)
 
-    return Plan(_size_and_dtype(mine), move, [mine], result=[list(outputs)])
+    here = on_node.gathered(outputs, mine, comm.rank)
+    return Plan(_size_and_dtype(mine), move, [mine], result=[list(outputs)], on_node=here)
 
 
 def all_gather_single(comm: MPI.Intracomm, output: torch.Tensor, mine: torch.Tensor) -> Plan:
@@ -125,7 +132,8 @@ def all_gather_single(comm: MPI.Intracomm, output: torch.Tensor, mine: torch.Ten
         _all_gather(comm, gathered, mine)
         give_back(gathered, output)
 
-    return Plan(_size_and_dtype(mine), move, [mine], result=output)
+    here = on_node.gathered_in_one(output, mine, comm.rank)
+    return Plan(_size_and_dtype(mine), move, [mine], result=output, on_node=here)
 
 
 def gather(comm: MPI.Intracomm, outputs: Tensors, mine: torch.Tensor, root: int) -> Plan:
@@ -186,7 +194,8 @@ def reduce_scatter(
     def move() -> None:
         scatter_sum(comm, output, _joined(inputs), how)
 
-    return Plan(signature, move, [output], how.name, [output])
+    plan = Plan(signature, move, [output], how.name, [output])
+    return _with_part(plan, output, inputs, how, comm.rank)
 
 
 def reduce_scatter_single(
@@ -204,7 +213,8 @@ def reduce_scatter_single(
         # The reduction may compute in place, and the caller's input is not ours to change.
         scatter_sum(comm, output, source.clone() if how.before is not None else source, how)
 
-    return Plan(signature, move, [output], how.name, output)
+    plan = Plan(signature, move, [output], how.name, output)
+    return _with_part(plan, output, [whole], how, comm.rank)
 
 
 def together(plans: Sequence[Plan]) -> Plan:
@@ -221,6 +231,8 @@ def together(plans: Sequence[Plan]) -> Plan:
         [tensor for plan in plans for tensor in plan.tensors],
         plans[0].note if plans else "",
         [plan.result for plan in plans],
+        on_node=on_node.in_turn([plan.on_node for plan in plans]),
+        added=tuple(dtype for plan in plans for dtype in plan.added),
     )
 
 
@@ -258,6 +270,15 @@ def _all_gather(comm: MPI.Intracomm, gathered: torch.Tensor, mine: torch.Tensor)
         ):
             sent = sent.clone()  # MPI forbids that what is sent and what is received overlap
         comm.Allgather([memory(sent), count, kind], target)
+
+
+def _with_part(
+    plan: Plan, output: torch.Tensor, inputs: Tensors, how: Reduction, rank: int
+) -> Plan:
+    if how.is_sum:
+        plan.on_node = on_node.part_of_total(output, inputs, how, rank)
+        plan.added = (output.dtype,)
+    return plan
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

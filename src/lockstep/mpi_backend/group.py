@@ -22,8 +22,9 @@ from lockstep.errors import (
     LockstepError,
     MPIFailure,
 )
+from lockstep.meeting import Late
 from lockstep.mpi_backend.agreement import Agreement, Plan
-from lockstep.mpi_backend.team import Late, NodeTeam, gather
+from lockstep.mpi_backend.team import NodeTeam, gather
 from lockstep.mpi_backend.work import FINISHED, Finished, Pending
 from lockstep.waiting import BACKGROUND, FOREGROUND, Patience, patience_here
 
@@ -226,14 +227,14 @@ class Group:
                     self._team = gather(self.comm)
             return False
         number, eager = plan.number(verb), patience is FOREGROUND
-        # Whether the sum is made here must be the same on all ranks: it depends on what they have
-        # agreed on, dtype and operator, never on how this rank's tensor lies in memory.
-        summed = plan.total is not None and plan.total.dtype in team.dtypes
+        # Whether it is done here must be the same on all ranks: it depends on what they have agreed
+        # on, verb, dtype and operator, never on how this rank's tensors lie in memory.
+        here = plan.on_node if team.dtypes.issuperset(plan.added) else None
         try:
-            if plan.total is None or not summed:
+            if here is None:
                 same = team.meet(number, seconds, eager)
             else:
-                same = team.all_reduce(number, plan.total, seconds, eager)
+                same = here(team, number, seconds, eager)
         except Late as late:
             raise self._late(verb, plan, seconds, late) from None
         if not same and (left := team.leavers()):
@@ -243,9 +244,7 @@ class Group:
             raise self._agreement.differ(text, plan.refusal, seconds, patience)
         if plan.refusal is not None:
             raise plan.refusal
-        if summed and plan.after is not None:
-            plan.after()
-        return summed
+        return here is not None
 
     def _deserted(self, verb: str, plan: Plan, left: list[int]) -> CollectiveMismatch:
         who = ", ".join(map(str, left))

@@ -1,11 +1,10 @@
-"""What the reducing verbs do to a tensor: in MPI, or prepared for the kernel for shared memory."""
+"""What the reducing verbs do to a tensor through MPI."""
 
 from __future__ import annotations
 
 import torch
 from mpi4py import MPI
 
-from lockstep.mpi_backend.agreement import Plan
 from lockstep.mpi_backend.buffers import (
     LARGEST_COUNT,
     flat,
@@ -16,22 +15,6 @@ from lockstep.mpi_backend.buffers import (
     pieces,
 )
 from lockstep.mpi_backend.datatypes import Reduction
-
-
-def prepare_total(plan: Plan, tensor: torch.Tensor, how: Reduction, size: int) -> None:
-    """Let the kernel for shared memory make the sum: in the tensor itself, or in a flat copy."""
-    plain = is_plain(tensor)
-    plan.total = total = tensor if plain else flat(tensor)
-    if plain and how.after is None:
-        return
-
-    def finish() -> None:
-        if how.after is not None:
-            how.after(total.detach(), size)
-        if not plain:
-            give_back(total, tensor)
-
-    plan.after = finish
 
 
 def reduce_all(comm: MPI.Intracomm, tensor: torch.Tensor, how: Reduction) -> None:

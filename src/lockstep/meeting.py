@@ -1,0 +1,162 @@
+"""Where the ranks of a node meet: at numbers that each writes into memory that all of them read.
+
+A meeting costs a third of a microsecond where MPI's costs two, and a rank that waits sleeps. How it
+works is in `_kernel.c`; here is what surrounds it: limits, signals, dead ranks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mpi4py import MPI
+
+from lockstep import kernel
+from lockstep.shared_memory import Segment
+
+# How long one wait in C lasts before Python looks after signals and dead ranks.
+_SLICE = 0.1
+_SPINS = 3000
+
+
+class Late(Exception):
+    """A rank did not come in time.
+
+    Attributes:
+        rank: its number in the communicator; -1 if it cannot be told.
+        gone: its process has ended.
+        met: it had come to this call, and stopped in it.
+    """
+
+    def __init__(self, rank: int, gone: bool = False, met: bool = False) -> None:
+        super().__init__(rank, gone, met)
+        self.rank, self.gone, self.met = rank, gone, met
+
+
+class Meeting:
+    """A place to meet for the ranks of one node. Making it is Collective and blocking.
+
+    Not thread-safe: one call at a time on a rank.
+
+    Args:
+        comm: the ranks.
+        library: the compiled kernel.
+        segment: memory of these ranks; the first rank's part holds `bytes_needed(…)` of it.
+        offset: where in that part, in bytes; a multiple of 128.
+
+    Attributes:
+        size: number of ranks.
+        closed: ends a wait that is under way in another thread.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, library: Any, segment: Segment, offset: int = 0):
+        self._library, self._segment = library, segment
+        self.size, self._rank = comm.size, comm.rank
+        self._team = kernel.Team(
+            segment.address(0, offset), comm.size, comm.rank, 0, int(_SLICE * 1e9)
+        )
+        self._at = ctypes.addressof(self._team)
+        self._state = (ctypes.c_int64 * 2)()
+        self._state_at = ctypes.addressof(self._state)
+        self._epoch = 1
+        cores = len(set().union(*comm.allgather(os.sched_getaffinity(0))))
+        self._spins = _SPINS if cores >= comm.size else 0
+        self._pids = comm.allgather((os.getpid(), _namespace()))
+        self.closed = False
+
+    @staticmethod
+    def bytes_needed(library: Any, size: int) -> int:
+        """Return the memory that a meeting of so many ranks takes, in bytes. Local."""
+        return -(-size * library.lockstep_slot_bytes() // 4096) * 4096
+
+    def meet(self, signature: int, seconds: float, eager: bool) -> bool:
+        """Wait until all ranks have come, and compare their signatures. Collective.
+
+        Args:
+            signature: what this rank calls, as a number below 2^63.
+            seconds: limit.
+            eager: spin before sleeping, if there is a core for every rank.
+
+        Returns:
+            whether all signatures are the same.
+
+        Raises:
+            Late: a rank did not come.
+        """
+        return self.call(self._library.lockstep_meet, signature, 1, seconds, eager)
+
+    def call(
+        self,
+        function: Callable[..., int],
+        signature: int,
+        epochs: int,
+        seconds: float,
+        eager: bool,
+        *rest: object,
+    ) -> bool:
+        """Call a function of the kernel until it is done. Collective.
+
+        Args:
+            function: of the kernel; it begins with a meeting.
+            epochs: how many it takes.
+            rest: its arguments after the state.
+            the others, the value and errors as for `meet`.
+        """
+        state, deadline = self._state, 0.0
+        state[0] = state[1] = 0
+        self.be_eager(eager)
+        while True:
+            late = function(self._at, self._epoch, signature, self._state_at, *rest)
+            if late == kernel.DONE:
+                self._epoch = (self._epoch + epochs) & 0xFFFFFFFF
+                return True
+            if late == kernel.DIFFERENT:
+                self._epoch = (self._epoch + 1) & 0xFFFFFFFF
+                return False
+            now = time.monotonic()
+            deadline = deadline or now - _SLICE + seconds
+            gone = self._is_gone(late)
+            if gone or now >= deadline or self.closed:
+                raise Late(late, gone, met=state[1] > 0 or state[0] > 1)
+
+    def be_eager(self, eager: bool) -> None:
+        """Say how to wait, also to a wait that is under way in another thread. Local."""
+        self._team.spins = self._spins if eager else 0
+
+    def leave(self, signature: int) -> None:
+        """Tell the others that this rank will call nothing any more. Local: waits for nobody.
+
+        Args:
+            signature: of no call; see `came_with`.
+        """
+        self._state[0] = self._state[1] = 0
+        self._team.spins, self._team.nanoseconds = 0, 0
+        self._library.lockstep_meet(self._at, self._epoch, signature, self._state_at)
+
+    def came_with(self, signature: int) -> list[int]:
+        """Return the ranks that came with a signature, when the last meeting differed. Local."""
+        everyone = (ctypes.c_int64 * self.size)()
+        self._library.lockstep_signatures(self._at, (self._epoch - 1) & 0xFFFFFFFF, everyone)
+        return [rank for rank, theirs in enumerate(everyone) if theirs == signature]
+
+    def _is_gone(self, rank: int) -> bool:
+        pid, namespace = self._pids[rank]
+        if namespace != self._pids[self._rank][1]:
+            return False  # its number means nothing here
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                return file.read().rpartition(")")[2].split()[0] in "ZX"
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        except OSError:
+            return False  # this process has trouble of its own, such as too many open files
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
