@@ -76,6 +76,14 @@ class DataError(LockstepError):
     """A data set is missing, damaged, or cannot be fetched."""
 
 
+class StorageError(LockstepError):
+    """A file of a run cannot be written or read, or another job is using it."""
+
+
+class CheckpointError(LockstepError):
+    """A checkpoint cannot be used: it is damaged, or of another model or optimizer."""
+
+
 class SettingsError(LockstepError, ValueError):
     """A setting of a job, such as a flag on its command line, cannot be used."""
 

@@ -17,10 +17,10 @@ JOBS = sorted((ROOT / "jobs").glob("*.py"))
 # A module may import from its own row and those above it. shared/design.md has the reasons.
 ROWS = [
     {"errors"},
-    {"waiting", "ending", "launcher", "hostfile", "kernel", "files", "lock"},
+    {"waiting", "ending", "launcher", "hostfile", "kernel", "notes", "files", "lock"},
     {"world"},
     {"launch", "mpi_backend", "shared_memory", "meeting", "rendezvous", "devices", "threads", "spawn"}
-    | {"tuning"},
+    | {"together", "interrupt", "tuning"},
     {"allreduce", "session", "spawned"},
     {"checks", "gradients", "replicas", "sgd", "batchnorm", "data", "models", "checkpoint"}
     | {"metrics", "settings", "schedules", "steps", "course"},
