@@ -6,21 +6,17 @@ in the IDX format: http://yann.lecun.com/exdb/mnist.
 
 from __future__ import annotations
 
-import fcntl
 import gzip
-import hashlib
 import os
-import socket
-import tempfile
 import zlib
 from pathlib import Path
 
 import torch
 
 from lockstep.data.digits import digits
+from lockstep.data.download import beside, md5, once
 from lockstep.data.images import Images
 from lockstep.errors import DataError
-from lockstep.waiting import Patience, wait_until
 
 # MD5 sums of the unpacked files of the original distribution.
 CHECKSUMS = {
@@ -29,10 +25,6 @@ CHECKSUMS = {
     "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
     "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
 }
-# A download takes long: the others look for its end now and then.
-_LAZY = Patience(spins=1, eager=0.0, share=0.05, longest=0.5)
-# Seconds that a server may be silent.
-_SILENCE = 30.0
 
 
 def load(directory: Path) -> tuple[Images, Images]:
@@ -53,31 +45,16 @@ def fetch(directory: Path, limit: float) -> None:
 
     Args:
         directory: see above; it is made if it is missing.
-        limit: seconds to wait for another process that downloads.
+        limit: seconds to wait without any progress, also of another process that downloads.
 
     Raises:
         DataError: the directory cannot be written, or the files not be downloaded.
     """
-    if not _missing(directory):
-        return
     raw = _raw(directory)
-    try:
-        raw.mkdir(parents=True, exist_ok=True)
-        with (raw / ".lock").open("w") as lock:
-            if not wait_until(lambda: _locked(lock.fileno()), limit, _LAZY):
-                raise DataError(
-                    f"another process has held {lock.name} for {limit:g} s",
-                    needed="the download by that process to end",
-                    cure="look for the process that holds it (fuser), or name another --data-dir",
-                )
-            if missing := _missing(directory):
-                _download(raw, missing)
-    except OSError as error:
-        raise DataError(
-            f"cannot write {raw}: {error}",
-            needed="a directory that can be written, or one that holds MNIST already",
-            cure="name it with --data-dir",
-        ) from error
+    for _ in once(
+        "MNIST", raw, lambda: _missing(directory), lambda names: _download(raw, names), limit
+    ):
+        pass
 
 
 def _raw(directory: Path) -> Path:
@@ -93,36 +70,22 @@ def _places(raw: Path, name: str) -> tuple[Path, Path]:
     return raw / name, raw / f"{name}.gz"
 
 
-def _locked(file: int) -> bool:
-    """Take the lock, which holds across hosts where the file system can do that; or say no."""
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
-
-
 def _download(raw: Path, names: list[str]) -> None:
     """Let torchvision fetch the files into a directory of our own, then move them into place."""
     # Not at the top: torchvision is slow to import and only needed here.
     from torchvision.datasets import MNIST
 
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=raw) as beside:
-        # torchvision sets no limit to the wait for an answer.
-        before = socket.getdefaulttimeout()
-        socket.setdefaulttimeout(_SILENCE)
+    with beside(raw) as fresh:
         try:
-            MNIST(beside, download=True)
+            MNIST(fresh, download=True)
         except Exception as error:
             raise DataError(
                 f"MNIST cannot be downloaded to {raw}: {' '.join(str(error).split())[:300]}",
                 needed="a way to " + " or ".join(MNIST.mirrors),
                 cure="copy the four files into that directory, or use --data sample",
             ) from error
-        finally:
-            socket.setdefaulttimeout(before)
         for name in names:
-            os.replace(_raw(Path(beside)) / name, raw / name)
+            os.replace(_raw(Path(fresh)) / name, raw / name)
 
 
 def _checked(directory: Path, name: str) -> bytes:
@@ -141,8 +104,7 @@ def _checked(directory: Path, name: str) -> bytes:
             content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
         raise _wrong(path, str(error)) from error
-    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    if found != CHECKSUMS[name]:
+    if (found := md5(content)) != CHECKSUMS[name]:
         raise _wrong(path, f"{len(content)} bytes with the MD5 sum {found}", CHECKSUMS[name])
     return content
 
