@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
+from lockstep.checkpoint import load_model, load_optimizer, restore_random
 from lockstep.data import steps
 from lockstep.errors import CheckpointError
 from lockstep.world import World
@@ -86,6 +88,27 @@ def begin_or_go_on(
         f"{max(0, seen - done * mine)} images are seen again"
     )
     return Course(share, an_epoch, epoch, done, (epoch - 1) * an_epoch + done)
+
+
+def restore(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Take over model, optimizer and random states; numbers such as lr stay the optimizer's. Local.
+
+    Args:
+        model, optimizer: as they were made from the settings.
+        state: from `Checkpoints.resume`, with "model" and "optimizer".
+
+    Raises:
+        CheckpointError: they are others than those that were saved; the model may be changed.
+    """
+    numbers = [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+    load_model(model, state["model"])
+    load_optimizer(optimizer, state["optimizer"])
+    for group, own in zip(optimizer.param_groups, numbers, strict=True):
+        group.update(own)
+    restore_random(state["random"])
 
 
 def differences(state: Mapping[str, Any], settings: Mapping[str, Any]) -> str:

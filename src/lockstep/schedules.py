@@ -45,15 +45,18 @@ def factor(name: str, step: int, total: int, warmup: int = 0) -> float:
 
 
 def schedule(
-    optimizer: torch.optim.Optimizer, name: str, *, total: int, warmup: int = 0
+    optimizer: torch.optim.Optimizer, name: str, *, total: int, warmup: int = 0, done: int = 0
 ) -> LambdaLR:
     """Return a schedule that follows `factor`; its ``step()`` is called after each step. Local.
 
     Args:
         optimizer: its learning rates are the highest.
         name, total, warmup: see `factor`.
+        done: number of steps done, for a run that goes on.
     """
-    return LambdaLR(optimizer, partial(_of_step, name, total, warmup))
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    return LambdaLR(optimizer, partial(_of_step, name, total, warmup), last_epoch=done - 1)
 
 
 def _of_step(name: str, total: int, warmup: int, step: int) -> float:
