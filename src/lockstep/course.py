@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -73,21 +73,28 @@ def begin_or_go_on(
     batch = state["global_batch"]
     if share == state["share"] and batch % world.size == 0:
         share = batch // world.size  # as asked for then, whatever the number of ranks was
-    mine, an_epoch, epoch = share * world.size, steps(images, share, world), state["epoch"]
+    mine, an_epoch = share * world.size, steps(images, share, world)
     if world.size != state["ranks"]:
         say(
             f"resume: {world.size} ranks in place of {state['ranks']}: {share} images a rank and "
             f"step, {mine} on all ranks" + (" as before" if mine == batch else "")
         )
     if mine == batch:
-        return Course(share, an_epoch, epoch, state["step"], state["global_step"])
-    seen = min(state["step"] * batch, images)
-    done = an_epoch if seen == images else seen // mine
+        return Course(share, an_epoch, state["epoch"], state["step"], state["global_step"])
+    return _with_another_batch(state, Course(share, an_epoch, state["epoch"]), mine, say)
+
+
+def _with_another_batch(
+    state: Mapping[str, Any], course: Course, batch: int, say: Callable[[str], None]
+) -> Course:
+    """Find the place in the epoch by the number of images that were seen."""
+    seen = min(state["step"] * state["global_batch"], state["images"])
+    done = course.an_epoch if seen == state["images"] else seen // batch
     say(
-        f"resume: a step takes {mine} images on all ranks, before {batch}; in epoch {epoch}, "
-        f"{max(0, seen - done * mine)} images are seen again"
+        f"resume: a step takes {batch} images on all ranks, before {state['global_batch']}; in "
+        f"epoch {course.epoch}, {max(0, seen - done * batch)} images are seen again"
     )
-    return Course(share, an_epoch, epoch, done, (epoch - 1) * an_epoch + done)
+    return replace(course, done=done, total_done=(course.epoch - 1) * course.an_epoch + done)
 
 
 def restore(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
