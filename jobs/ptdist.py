@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ import torch.distributed as dist
 import lockstep
 from lockstep import World
 from lockstep.errors import SettingsError
+from lockstep.files import write_text
 from lockstep.settings import flag, parse
 
 
@@ -27,6 +28,7 @@ class Settings:
     backend: str = flag("mpi", "what carries the messages", ("mpi", "gloo"))
     timeout: float = flag(60.0, "seconds until a message that gets no answer is an error")
     largest: int = flag(4 * 2**20, "bytes of the longest message of the ping-pong")
+    run: Path | None = flag(None, "directory that gets a DONE at the end")  # noqa: RUF009
 
     def __post_init__(self) -> None:
         if not (0 < self.timeout < 1e6 and 4 <= self.largest <= 2**31):
@@ -47,8 +49,7 @@ def blocking(world: World) -> None:
 def non_blocking(world: World) -> None:
     """Do the same with isend and irecv: they return at once, and the tensor is ours after wait."""
     if world.rank == 0:
-        tensor = torch.tensor([1.0, -1.0])
-        for work in [dist.isend(tensor, dst=peer) for peer in range(1, world.size)]:
+        for work in [dist.isend(torch.tensor([1.0, -1.0]), peer) for peer in range(1, world.size)]:
             work.wait()  # type: ignore[union-attr]  # None only outside of the group
     else:
         got = torch.zeros(2)
@@ -72,13 +73,11 @@ def ring(world: World) -> None:
 
 def ping_pong(world: World, largest: int) -> None:
     """Send messages there and back between rank 0 and the last rank; time half a round trip."""
-    peer = {0: world.size - 1, world.size - 1: 0}.get(world.rank)
-    if peer is None:
+    if (peer := {0: world.size - 1, world.size - 1: 0}.get(world.rank)) is None:
         return
     if world.rank == 0:
         print(f"ping-pong with rank {peer}:\n{'bytes':>10} {'latency µs':>12} {'MB/s':>10}")
-    size = 4
-    while size <= largest:
+    for size in [4 * 16**power for power in range(8) if 4 * 16**power <= largest]:
         message, trips = torch.zeros(size, dtype=torch.uint8), 200 if size <= 2**16 else 20
         for trip in range(-trips // 4, trips):  # the trips before 0 are to warm up
             if trip == 0:
@@ -92,7 +91,6 @@ def ping_pong(world: World, largest: int) -> None:
         one_way = (time.perf_counter() - start) / trips / 2
         if world.rank == 0:
             print(f"{size:>10} {one_way * 1e6:>12.1f} {size / one_way / 1e6:>10.1f}", flush=True)
-        size *= 16
 
 
 def say(world: World, text: str) -> None:
@@ -104,8 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if lockstep.discover().size < 2:
         sys.stderr.write("found 1 rank; needed: 2 or more; to do: mpirun -np 4 python …\n")
         return 2
-    timeout = timedelta(seconds=settings.timeout)
-    with lockstep.session(backend=settings.backend, timeout=timeout) as world:
+    with lockstep.session(backend=settings.backend, timeout=settings.timeout) as world:
         if world.rank == 0:
             print(f"{settings}, {world.size} ranks on {world.nodes} node(s)", flush=True)
         blocking(world)
@@ -113,6 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         ring(world)
         dist.barrier()
         ping_pong(world, settings.largest)
+    if settings.run and world.rank == 0:
+        write_text(settings.run / "DONE", "")  # all have left the session, so all went well
     return 0
 
 

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from hosts_fixtures import hosts, lab
+from slurm_cluster import slurm
 
-__all__ = ["hosts", "lab"]
+__all__ = ["hosts", "lab", "slurm"]
