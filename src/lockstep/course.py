@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -118,12 +119,36 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[s
     restore_random(state["random"])
 
 
-def differences(state: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """Name the settings that are not those of a checkpoint, "" if there are none. Local."""
+def kept(course: Course, settings: Any, images: int, world: World) -> dict[str, Any]:
+    """Return what a checkpoint holds besides the place and what was trained. Local.
+
+    Args:
+        course: of the run.
+        settings: a dataclass with `share`, the images that a rank was to take for a step.
+        images: of an epoch.
+        world: the ranks.
+    """
+    return {
+        "global_batch": course.share * world.size,
+        "share": settings.share,
+        "images": images,
+        "ranks": world.size,
+        "settings": asdict(settings),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+    }
+
+
+def differences(state: Mapping[str, Any], settings: Any) -> str:
+    """Name the settings that are not those of a checkpoint, "" if there are none. Local.
+
+    Args:
+        state: what the checkpoint holds.
+        settings: a dataclass.
+    """
     before = state["settings"]
     changed = [
         f"{name} {before[name]} -> {value}"
-        for name, value in settings.items()
+        for name, value in asdict(settings).items()
         if name in before and str(before[name]) != str(value)
     ]
     return ", ".join(changed)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
 from lockstep import World
-from lockstep.course import Course, begin_or_go_on, differences, draw
+from lockstep.course import Course, begin_or_go_on, differences, draw, kept
 from lockstep.errors import CheckpointError
 
 IMAGES = 1000
@@ -84,11 +85,27 @@ def test_another_set() -> None:
         go_on(state(images=999), 4)
 
 
+@dataclass(frozen=True)
+class Given:
+    """Settings of a job."""
+
+    share: int = 8
+    lr: float = 0.1
+    new: int = 1
+
+
+def test_what_is_kept() -> None:
+    """It is what `begin_or_go_on` looks for, together with the place."""
+    course = Course(8, 32, 3, 7, 71)
+    place = {"epoch": 3, "step": 7, "global_step": 71}
+    assert go_on(place | kept(course, Given(), IMAGES, ranks(4)), 4) == (course, [])
+
+
 def test_differences() -> None:
     """By name, with both values; a setting that the checkpoint does not know is none."""
-    saved = {"settings": {"lr": 0.1, "width": 64}}
-    assert differences(saved, {"lr": 0.1, "width": 64, "new": 1}) == ""
-    assert differences(saved, {"lr": 0.2, "width": 64}) == "lr 0.1 -> 0.2"
+    saved = {"settings": {"lr": 0.1, "share": 8}}
+    assert differences(saved, Given()) == ""
+    assert differences(saved, Given(lr=0.2)) == "lr 0.1 -> 0.2"
 
 
 def test_draw() -> None:

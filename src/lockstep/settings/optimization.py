@@ -46,6 +46,11 @@ class Optimization(Checked):
         self._need("nesterov", self.momentum > 0 or not self.nesterov, "--momentum above 0")
         self._need("label_smoothing", 0 <= self.label_smoothing < 1, "from 0 to below 1")
 
+    @property
+    def share(self) -> int:
+        """Images that a rank takes for a step."""
+        return self.batch_size * self.accumulate
+
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return the optimizer of a model's parameters. Local."""
         common: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.checkpoint import Checkpoints, check_export
 from lockstep.settings.flags import Checked, flag
+from lockstep.together import on_root
+from lockstep.world import World
 
 
 @dataclass(frozen=True)
@@ -24,3 +27,25 @@ class Saving(Checked):
         self._need_0_or_more("save_steps", "save_minutes")
         self._need_above_0("keep")
         self._need("resume", bool(self.resume), "auto, none, or the path of a checkpoint")
+
+    def checkpoints(self, world: World, run: Path) -> Checkpoints:
+        """Open the checkpoints of a run, for a ``with``; look whether --export is possible.
+
+        Collective.
+
+        Args:
+            world: the ranks.
+            run: the run's directory.
+
+        Raises:
+            StorageError: on all ranks, if either cannot be written to.
+        """
+        if (export := self.export) is not None:
+            on_root(world, lambda: check_export(export), "look where the model is exported to")
+        return Checkpoints(
+            world,
+            run / "checkpoints",
+            keep=self.keep,
+            every_steps=self.save_steps,
+            every_minutes=self.save_minutes,
+        )
