@@ -22,6 +22,7 @@ from lockstep.rendezvous import Place, choose_interface, meet, parse
 from lockstep.rendezvous.agree import STEP, Trouble, combine, gather, limited
 from lockstep.rendezvous.env import variables
 from lockstep.threads import set_threads
+from lockstep.watchdog.watch import mode, watched
 from lockstep.world import World, discover
 
 # Tags on the world's communicator that nobody else uses, counted from the one for groups that
@@ -29,6 +30,8 @@ from lockstep.world import World, discover
 _BEGIN, _END = (2, 3), (4, 5)
 # After an exception, what is left of torch.distributed gets so many seconds to close.
 _CLOSE = 2.0
+# What the verbs get when the watchdog is to speak at the limit and then go on waiting.
+_FOR_EVER = timedelta(days=365)
 # Groups and stores of sessions that were left by an exception.
 _left: list[object] = []
 
@@ -58,6 +61,11 @@ class Plan:
     def needs_place(self) -> bool:
         """Whether the ranks have to meet anywhere but in MPI."""
         return self.backend.lower() != "mpi"
+
+    @property
+    def verbs(self) -> timedelta | None:
+        """What torch is told as the timeout of verbs."""
+        return _FOR_EVER if mode() == "wait" else self.timeout
 
     @property
     def limit(self) -> timedelta:
@@ -99,6 +107,7 @@ def session(
     world, plan = discover(), Plan(backend, rendezvous or "", world_size, as_timedelta(timeout))
     with ExitStack() as stack:
         store = _open(world, plan, stack, threads, quiet)
+        stack.enter_context(watched(world, plan.limit.total_seconds()))
         try:
             yield world
         except BaseException:
@@ -146,7 +155,7 @@ def _open(
         store, where = stack.enter_context(meet(world, place, plan.limit))
         _open_at(world, plan, store)
     else:
-        dist.init_process_group("mpi", timeout=plan.timeout)
+        dist.init_process_group("mpi", timeout=plan.verbs)
     if world.rank == 0 and not quiet:
         sys.stderr.write(
             f"lockstep: backend {plan.backend}, rendezvous {where}, {world.size} rank(s) on "
@@ -168,7 +177,7 @@ def _open_at(world: World, plan: Plan, store: dist.Store) -> None:
             store=store,
             rank=world.rank,
             world_size=world.size,
-            timeout=plan.timeout,
+            timeout=plan.verbs,
         )
     except Exception as error:
         trouble = Trouble(

@@ -17,11 +17,11 @@ JOBS = sorted((ROOT / "jobs").glob("*.py"))
 # A module may import from its own row and those above it. shared/design.md has the reasons.
 ROWS = [
     {"errors"},
-    {"waiting", "ending", "launcher", "hostfile", "kernel", "notes", "files", "lock"},
+    {"waiting", "ending", "launcher", "hostfile", "kernel", "pipeline", "notes", "files", "lock"},
     {"world"},
     {"launch", "mpi_backend", "shared_memory", "meeting", "rendezvous", "devices", "threads", "spawn"}
-    | {"together", "interrupt", "tuning"},
-    {"allreduce", "session", "spawned"},
+    | {"together", "interrupt", "tuning", "choice", "windows"},
+    {"allreduce", "reducers", "session", "spawned"},
     {"checks", "gradients", "replicas", "sgd", "batchnorm", "data", "models", "checkpoint"}
     | {"metrics", "settings", "schedules", "steps", "course"},
     {"training", "proof", "smoke", "bench"},

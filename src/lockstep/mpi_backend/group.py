@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
+from lockstep import notes
 from lockstep.ending import SETTLE, within, within_reason
 from lockstep.errors import (
-    CollectiveMismatch,
-    CollectiveTimeout,
     GroupBroken,
     LockstepError,
-    MPIFailure,
 )
 from lockstep.meeting import Late
 from lockstep.mpi_backend.agreement import Agreement, Plan
+from lockstep.mpi_backend.failures import deserted, late_error, mpi_failure
 from lockstep.mpi_backend.team import NodeTeam, gather
 from lockstep.mpi_backend.work import FINISHED, Finished, Pending
 from lockstep.waiting import BACKGROUND, FOREGROUND, Patience, patience_here
+from lockstep.world import current
 
 if TYPE_CHECKING:
     from lockstep.mpi_backend.point_to_point import Message
 
-_Item = tuple[str, Plan, float, Pending]
+_Item = tuple[str, Plan, float, Pending, int]
 
 
 class Group:
@@ -61,6 +61,7 @@ class Group:
         self.littered = False
         self.messages: dict[int, Message] = {}
         self.threads = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
+        self._noted = f"{name}|{_members(comm)}"
         self._agreement = Agreement(comm)
         self._running = threading.Lock()
         self._counting = threading.Lock()
@@ -85,12 +86,28 @@ class Group:
         Raises:
             LockstepError: whatever made the verb fail, if it ran in this thread.
         """
+        recorder = notes.current
+        if recorder is None or self.size == 1:
+            return self._begin(verb, plan, asynchronous, seconds, -1)
+        at = recorder.enter(self._noted, verb, plan.signature, plan.tensors, seconds)
+        work: Finished | Pending | None = None
+        try:
+            work = self._begin(verb, plan, asynchronous, seconds, at)
+            return work
+        finally:
+            if not isinstance(work, Pending):
+                recorder.leave(at)
+
+    def _begin(
+        self, verb: str, plan: Plan, asynchronous: bool, seconds: float, at: int
+    ) -> Finished | Pending:
+        """Carry out a verb, or queue it; at is its place in the notes, -1 if it has none."""
         if self._closed:
             self.require_usable(verb)
         # What hangs on the future of a verb runs in the thread that would have to carry this out.
         inside = threading.current_thread() is self._thread
         if (self._queued and not inside) or (asynchronous and self.threads):
-            work = self._submit(verb, plan, seconds)
+            work = self._submit(verb, plan, seconds, at)
             if asynchronous:
                 return work
             work.wait()
@@ -161,13 +178,13 @@ class Group:
             self.comm.Free()
         self._team = None
 
-    def _submit(self, verb: str, plan: Plan, seconds: float) -> Pending:
+    def _submit(self, verb: str, plan: Plan, seconds: float, at: int) -> Pending:
         self.require_usable(verb)
         work = Pending(self.label(verb), plan.result)
         with self._counting:
             self._queued += 1
             self._last = work
-            self._queue.put((verb, plan, seconds, work))
+            self._queue.put((verb, plan, seconds, work, at))
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._carry_out, name=f"lockstep-{self.name}", daemon=True
@@ -178,7 +195,7 @@ class Group:
     def _carry_out(self) -> None:
         """Carry out the queue until it is told to stop; the thread of the group."""
         while (item := self._queue.get()) is not None:
-            verb, plan, seconds, work = item
+            verb, plan, seconds, work, at = item
             error: BaseException | None = None
             try:
                 with self._running:
@@ -187,6 +204,8 @@ class Group:
                 error = raised
             with self._counting:
                 self._queued -= 1
+            if at >= 0 and (recorder := notes.current) is not None:
+                recorder.leave(at)
             work.finish(error)
             # The item holds the tensors; the next one may be long in coming.
             del item, plan, work, error
@@ -204,7 +223,7 @@ class Group:
             self.inside = (time.monotonic() + seconds, verb)
             plan.move()
         except MPI.Exception as error:
-            raise self._mpi_failure(verb, error) from error
+            raise mpi_failure(self, verb, error) from error
         except BaseException as error:
             # Unless all ranks got this verdict: they have been told that this one takes part, and
             # it does not. Going on, it would be one verb behind for ever.
@@ -219,7 +238,7 @@ class Group:
         team = self._team
         if team is None:
             if not self._agreement.reach(verb, plan, self.sequence, seconds, patience):
-                raise self._late(verb, plan, seconds)
+                raise late_error(self, verb, plan, seconds)
             if not self._asked_for_team:
                 # Now, since all ranks are here, and what follows blocks.
                 self._asked_for_team = True
@@ -236,9 +255,9 @@ class Group:
             else:
                 same = here(team, number, seconds, eager)
         except Late as late:
-            raise self._late(verb, plan, seconds, late) from None
+            raise late_error(self, verb, plan, seconds, late) from None
         if not same and (left := team.leavers()):
-            raise self._deserted(verb, plan, left)
+            raise deserted(self, verb, plan, left)
         if not same:
             text = plan.describe(verb, self.sequence)
             raise self._agreement.differ(text, plan.refusal, seconds, patience)
@@ -246,40 +265,14 @@ class Group:
             raise plan.refusal
         return here is not None
 
-    def _deserted(self, verb: str, plan: Plan, left: list[int]) -> CollectiveMismatch:
-        who = ", ".join(map(str, left))
-        self.break_(f"rank {who} has left it")
-        return CollectiveMismatch(
-            f"{self.label(plan.describe(verb, self.sequence))} cannot end: rank {who} has left the "
-            "group: it has closed it, or its program has ended",
-            needed="all ranks of a group call the same verbs before they leave",
-            cure=f"look for a return, an exit or a shorter loop on rank {who}",
-        )
 
-    def _late(
-        self, verb: str, plan: Plan, seconds: float, late: Late | None = None
-    ) -> CollectiveTimeout:
-        what = self.label(plan.describe(verb, self.sequence))
-        self.break_(f"{verb} #{self.sequence} timed out")
-        if late is not None and late.gone:
-            found = f"{what} cannot end: the process of rank {late.rank} is gone"
-        elif late is not None and late.met:
-            found = f"{what} hit its timeout of {seconds:g} s: rank {late.rank} has stopped in it"
-        else:
-            who = "not all ranks of the group have" if late is None else f"rank {late.rank} has not"
-            found = f"{what} hit its timeout of {seconds:g} s: {who} called it"
-        return CollectiveTimeout(
-            found,
-            needed="every rank of the group calls this verb",
-            cure="look at what the other ranks print or do (py-spy dump --pid …); "
-            "a longer timeout: init_process_group(…, timeout=timedelta(minutes=…))",
-        )
-
-    def _mpi_failure(self, what: str, error: MPI.Exception) -> MPIFailure:
-        text = self.label(f"{what} #{self.sequence}")
-        self.break_(f"{what} failed in MPI")
-        return MPIFailure(
-            f"{text} failed: MPI says: {error.Get_error_string()}",
-            needed="a working MPI between all ranks of the group",
-            cure="run `mpirun … python jobs/ptdist.py` on the same hosts to see whether MPI works",
-        )
+def _members(comm: MPI.Intracomm) -> str:
+    """Spell the world's ranks of a communicator for the notes, "" if there is no world. Local."""
+    world = current()
+    if world is None:
+        return ""
+    mine, all_ = comm.Get_group(), world.comm.Get_group()
+    ranks = MPI.Group.Translate_ranks(mine, range(comm.size), all_)
+    mine.Free()
+    all_.Free()
+    return notes.listed(sorted(ranks))

@@ -40,7 +40,7 @@ def open_store(world: World, timeout: timedelta, host: str = "", port: int = 0) 
         agree(world, trouble)
         place = from_root(world, (door.port, door.number) if door is not None else None)
         assert place is not None
-        address = _find_address(world, door, host, *place)
+        address = find_address(world, door, host, *place)
         if door is None:
             # the server is listening: at worst it waits in the queue until the root gets there
             return _connect(world, address, place[0], timeout)
@@ -63,8 +63,18 @@ def _open(port: int) -> tuple[Door | None, Trouble | None]:
         )
 
 
-def _find_address(world: World, door: Door | None, host: str, port: int, number: bytes) -> str:
-    """Return an address of the root's host that every node has reached. Collective."""
+def find_address(world: World, door: Door | None, host: str, port: int, number: bytes) -> str:
+    """Return an address of the root's host that every node has reached. Collective.
+
+    Args:
+        world: the ranks.
+        door: on the root, the open port.
+        host: name or address to try; "" tries all that the root's host has.
+        port, number: of the door, known to all ranks.
+
+    Raises:
+        RendezvousError: on all ranks, if there is none.
+    """
     if world.nodes == 1 and not host:
         return _LOCAL
     candidates = [host] if host else _candidates(world)

@@ -1,0 +1,234 @@
+"""What each rank is doing, in memory that the other ranks of its node can read.
+
+A rank's part of the memory begins with a header of words of 64 bits, then come the last 64 calls as
+a ring, then texts. Only the rank itself writes its part, and it never waits: a reader that comes in
+the middle of a write sees a call that is not begun yet, or begun twice, for some nanoseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import struct
+import sys
+import sysconfig
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+from time import monotonic_ns
+from types import FrameType
+from typing import Any
+
+import torch
+
+# Words of the header.
+PID, STATE, BEGUN, BEAT, USED, FILE, LINE, ASKED, TOLD, STACKS, CODE = range(11)
+# Values of STATE: in the session; it ended as it should; it was left by an exception, or an exit.
+RUNNING, CLOSED, RAISED, EXITED = range(4)
+
+HEADER, CALLS, CALL = 128, 64, 64
+TEXTS = HEADER + CALLS * CALL
+ROOM = 32 * 2**10
+BYTES = TEXTS + ROOM
+_MASK = CALLS - 1
+_write_call = struct.Struct("8q").pack_into
+_write_word = struct.Struct("q").pack_into
+
+# Code that is not the user's: frames of it are passed over.
+_NOT_THE_USERS = tuple(
+    f"{Path(path).resolve()}{os.sep}"
+    for path in (
+        str(Path(__file__).parent),
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+        str(Path(torch.__file__).parent),
+        *site.getsitepackages(),
+    )
+)
+
+
+class Recorder:
+    """Writes this rank's part. All methods are Local and wait for nobody.
+
+    Args:
+        memory: this rank's part, BYTES long, cleared.
+    """
+
+    def __init__(self, memory: Any) -> None:
+        self._memory = memory
+        self._numbers = count()
+        self._used = 1  # text 0 is the empty one
+        self._texts: dict[object, int] = {"": 0}
+        self._files: dict[str, int] = {}
+        self._groups: dict[str, list[int]] = {}
+        self.set(PID, os.getpid())
+        self.set(BEAT, monotonic_ns())
+
+    def enter(
+        self, group: str, verb: str, signature: object, tensors: Sequence[Any], seconds: float
+    ) -> int:
+        """Note that a call begins. Under a microsecond.
+
+        Args:
+            group: name of the process group.
+            verb: of the call.
+            signature: hashable; the same for calls that look the same.
+            tensors: described once a signature: dtype and number of elements.
+            seconds: limit.
+
+        Returns:
+            what `leave` takes.
+        """
+        what = self._texts.get((verb, signature))
+        if what is None:
+            what = self._describe(verb, signature, tensors)
+        counter = self._groups.get(group)
+        if counter is None:
+            counter = self._groups[group] = [self._text(group), 0]
+        counter[1] += 1
+        file, line = self.place(sys._getframe(2))
+        n = next(self._numbers)
+        at = HEADER + (n & _MASK) * CALL
+        limit = int(seconds * 1000.0)
+        now = monotonic_ns()
+        _write_call(self._memory, at, counter[1], counter[0], what, file, line, now, 0, limit)
+        _write_word(self._memory, BEGUN * 8, n + 1)
+        return at
+
+    def leave(self, at: int) -> None:
+        """Note that a call is over."""
+        _write_word(self._memory, at + 48, monotonic_ns())
+
+    def set(self, word: int, value: int) -> None:
+        """Write a word of the header."""
+        _write_word(self._memory, word * 8, value)
+
+    def get(self, word: int) -> int:
+        """Read a word of the header."""
+        value: int = struct.unpack_from("q", self._memory, word * 8)[0]
+        return value
+
+    @staticmethod
+    def tell(memory: Any, moment: int) -> None:
+        """Note in a rank's part, on behalf of another, that a verdict was given."""
+        _write_word(memory, TOLD * 8, moment)
+
+    @staticmethod
+    def heard(memory: Any) -> None:
+        """Note in a rank's part that its question was heard."""
+        _write_word(memory, ASKED * 8, 0)
+
+    def beat(self, frame: FrameType | None) -> None:
+        """Note that the interpreter is free, and where a frame is in the user's code."""
+        file, line = self.place(frame)
+        self.set(FILE, file)
+        self.set(LINE, line)
+        self.set(BEAT, monotonic_ns())
+
+    def place(self, frame: FrameType | None) -> tuple[int, int]:
+        """Return the innermost file of the user's, as a text, and its line; zeros if none."""
+        files = self._files
+        while frame is not None:
+            name = frame.f_code.co_filename
+            file = files.get(name)
+            if file is None:
+                file = files[name] = self._text(Path(name).name) if is_the_users(name) else 0
+            if file:
+                return file, frame.f_lineno or 0
+            frame = frame.f_back
+        return 0, 0
+
+    def _describe(self, verb: str, signature: object, tensors: Sequence[Any]) -> int:
+        shown = [
+            f"{str(t.dtype).removeprefix('torch.')}[{t.numel()}]"
+            for t in tensors[:3]
+            if isinstance(t, torch.Tensor)
+        ]
+        more = [f"… {len(tensors)} tensors"] if len(tensors) > 3 else []
+        what = self._text(f"{verb}\0{', '.join(shown + more)}")
+        if len(self._texts) < 10_000:
+            self._texts[verb, signature] = what
+        return what
+
+    def _text(self, text: str) -> int:
+        if (known := self._texts.get(text)) is not None:
+            return known
+        coded = text.encode()[:200]
+        if self._used + len(coded) + 1 > ROOM:
+            return 0
+        start = TEXTS + self._used
+        self._memory[start : start + len(coded) + 1] = bytes([len(coded)]) + coded
+        self._texts[text] = used = self._used
+        self._used += len(coded) + 1
+        return used
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """Spell ranks shortly: "0-3,8". Local."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1][1:] = [rank]
+        else:
+            parts.append([rank])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def unlisted(text: str) -> set[int]:
+    """Return the ranks of such a text. Local."""
+    ranks: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        ranks.update(range(int(first), int(last or first) + 1))
+    return ranks
+
+
+def is_the_users(name: str) -> bool:
+    """Say whether a file holds the user's code, and not that of a library. Local."""
+    return not name.startswith("<") and not name.startswith(_NOT_THE_USERS)
+
+
+# The recorder of this process, while a session that is watched is open.
+current: Recorder | None = None
+# Has the verdict printed; set by the watchdog.
+ask: Callable[[float], None] | None = None
+
+
+def explain(seconds: float = 6.0) -> None:
+    """Have a verdict printed on what all ranks are doing, since a call failed by its limit. Local.
+
+    Args:
+        seconds: how long to wait for it.
+    """
+    if ask is not None:
+        ask(seconds)
+
+
+def step(number: int, seconds: float = 0.0) -> None:
+    """Note that a training step is over and the next begins. Local.
+
+    Args:
+        number: of the step that begins, for readers of the code; the notes count by themselves.
+        seconds: limit; 0 takes that of the session.
+    """
+    global _step
+    recorder = current
+    if recorder is None:
+        return
+    if _step >= 0:
+        recorder.leave(_step)
+    _step = recorder.enter("training", "step", 0, (), seconds or session_limit)
+
+
+def no_step() -> None:
+    """Note that what follows is no training step. Local."""
+    global _step
+    if _step >= 0 and current is not None:
+        current.leave(_step)
+    _step = -1
+
+
+_step = -1
+# Seconds, of the session that is open.
+session_limit = 1800.0

@@ -1,0 +1,254 @@
+"""The root's side: asks every node what its ranks are doing, and prints one verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import re
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lockstep.watchdog.channel import Channel
+from lockstep.watchdog.report import RankReport
+from lockstep.watchdog.verdict import Verdict, judge
+
+# Seconds that a node may take to tell what its ranks do; and to fetch their stacks.
+_ANSWER, _FETCH = 2.0, 2.0
+# The same cause makes several ranks call at almost the same time.
+_SAME = 8.0
+# So long after a rank has left, nobody should wait for it any more.
+_SETTLED = 1.0
+# Reasons to speak for which the job goes on.
+HARMLESS = ("warn", "quit")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Where the ranks are: for each rank its host and its node."""
+
+    hosts: Sequence[str]
+    nodes: Sequence[int]
+
+
+class Hub:
+    """Listens to the watchers of all nodes, in a thread of its own on the root.
+
+    Args:
+        listener: a listening socket.
+        token: what a watcher has to say first.
+        ranks: where they are.
+        directory: where the stacks go; "" if there is no such place. Asked when it is needed.
+    """
+
+    def __init__(
+        self, listener: socket.socket, token: str, ranks: Ranks, directory: Callable[[], str]
+    ) -> None:
+        self._listener, self._token, self._ranks = listener, token, ranks
+        self._directory = directory
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._nodes: dict[Channel, int] = {}
+        self._inbox: list[tuple[Channel, dict[str, Any]]] = []
+        self._said: dict[str, float] = {}
+        # the last word of ranks whose watchers have said goodbye
+        self._final: dict[int, RankReport] = {}
+        self._check_at = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lockstep-hub", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening. Local."""
+        self._stop.set()
+        self._thread.join(_ANSWER + _FETCH + 1.0)
+        for channel in self._nodes:
+            channel.close()
+        self._listener.close()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._listen(0.5)
+            calls = [it for _, it in self._take("call")]
+            self._inbox.clear()
+            for call in calls:
+                self._speak(str(call["call"]), call)
+            if calls:
+                self._tell({"told": True})
+            if self._check_at and time.monotonic() > self._check_at:
+                self._check_at = 0.0
+                self._speak("left", {})
+
+    def _speak(self, reason: str, call: dict[str, Any]) -> None:
+        reports = self._gather()
+        verdict = judge(reports)
+        if reason == "left" and not (verdict.fatal and any(it.open for it in reports)):
+            return  # they have left, and nobody waits for them
+        if self._is_said(reason in HARMLESS, verdict.text) and reason != "quit":
+            return
+        lines = [f"lockstep: {_head(reason, call)}"] + [f"  {it}" for it in _lines(verdict.text)]
+        if verdict.late and (written := self._write_stacks(verdict.late)):
+            lines.append(f"  stacks: {written}")
+        if reason == "quit":
+            lines += [f"  {it}" for it in _table(reports)]
+        say("\n".join(lines))
+        if verdict.fatal:
+            self._tell({"fatal": True})
+
+    def _is_said(self, harmless: bool, text: str) -> bool:
+        """Say whether the same was printed a moment ago: several ranks find it at a time."""
+        key = f"{harmless} {re.sub('[0-9]+ s', '', text)}"
+        now = time.monotonic()
+        said, self._said[key] = now - self._said.get(key, -_SAME) < _SAME, now
+        return said
+
+    def _gather(self) -> list[RankReport]:
+        """Return what is known of every rank, in rank order."""
+        known = dict(self._final)
+        self._tell({"report": True})
+
+        def enough() -> bool:
+            for _, message in self._take("reports"):
+                for values in message["reports"]:
+                    known[values["rank"]] = RankReport.of_json(values)
+            return len(known) == len(self._ranks.hosts)
+
+        self._until(enough, _ANSWER)
+        hosts = enumerate(self._ranks.hosts)
+        return [known.get(rank) or RankReport(rank, host, "silent") for rank, host in hosts]
+
+    def _write_stacks(self, late: Sequence[int]) -> str:
+        """Fetch the stacks of the late ranks; returns where they are, or the stacks."""
+        found: dict[int, str] = {}
+        wanted = list(late)[:16]
+        self._tell({"fetch": wanted})
+
+        def enough() -> bool:
+            for _, message in self._take("stacks"):
+                found.update({int(r): text for r, text in message["stacks"].items()})
+            return len(found) == len(wanted)
+
+        self._until(enough, _FETCH)
+        found = {rank: text for rank, text in found.items() if text}
+        directory = self._directory()
+        if not directory:
+            return "".join(f"\n  rank {r}:\n{_main(text)}" for r, text in sorted(found.items()))
+        names = []
+        for rank, text in sorted(found.items()):
+            path = Path(directory) / f"stacks-rank{rank}.txt"
+            with contextlib.suppress(OSError):
+                handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+                with os.fdopen(handle, "w") as file:
+                    file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} rank {rank}\n{text}\n")
+                names.append(str(path))
+        return ", ".join(names)
+
+    def _until(self, enough: Callable[[], bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not enough() and (left := deadline - time.monotonic()) > 0:
+            self._listen(min(left, 0.2))
+
+    def _take(self, kind: str) -> list[tuple[Channel, dict[str, Any]]]:
+        taken = [it for it in self._inbox if kind in it[1]]
+        self._inbox = [it for it in self._inbox if kind not in it[1]]
+        return taken
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        for channel in list(self._nodes):
+            channel.send(**message)
+
+    def _listen(self, seconds: float) -> None:
+        for key, _ in self._selector.select(seconds):
+            if key.fileobj is self._listener:
+                self._welcome()
+                continue
+            channel = key.fileobj
+            assert isinstance(channel, Channel)
+            for message in channel.receive():
+                if channel not in self._nodes:
+                    if not hmac.compare_digest(str(message.get("token")), self._token):
+                        channel.open = False
+                        break
+                    self._nodes[channel] = int(message["node"])
+                elif "bye" in message:
+                    self._keep(message["bye"])
+                else:
+                    self._inbox.append((channel, message))
+            if not channel.open:
+                self._selector.unregister(channel)
+                channel.close()
+                if (node := self._nodes.pop(channel, None)) is not None:
+                    self._lose(node)
+
+    def _keep(self, reports: list[dict[str, Any]]) -> None:
+        """Keep the last word of a watcher; the ranks that it does not know to have left go on."""
+        for it in map(RankReport.of_json, reports):
+            if it.left or it.life == "gone":
+                self._final[it.rank] = it
+        self._check_at = time.monotonic() + _SETTLED
+
+    def _lose(self, node: int) -> None:
+        """A watcher is gone. If it was the last of its node, so are the ranks there."""
+        if node in self._nodes.values():
+            return
+        for rank, where in enumerate(self._ranks.nodes):
+            if where == node and rank not in self._final:
+                self._final[rank] = RankReport(rank, self._ranks.hosts[rank], "gone")
+        self._check_at = time.monotonic() + _SETTLED
+
+    def _welcome(self) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self._listener.accept()
+            self._selector.register(Channel(connection), selectors.EVENT_READ)
+
+
+def say(text: str) -> None:
+    """Print a verdict, in one write, so that the lines of several ranks do not mix. Local."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+def alone(reason: str, call: dict[str, Any], reports: Sequence[RankReport], silent: str) -> Verdict:
+    """Print the verdict of one node, since the root does not answer. Local."""
+    verdict = judge(reports)
+    lines = [f"lockstep: {_head(reason, call)}", f"  {silent}"]
+    say("\n".join([*lines, *(f"  {it}" for it in _lines(verdict.text))]))
+    return replace(verdict, fatal=True)
+
+
+def _head(reason: str, call: dict[str, Any]) -> str:
+    what, seconds = call.get("what", "a call"), call.get("seconds", 0.0)
+    return {
+        "warn": f"{what} stands since {seconds:.0f} s; its limit is {call.get('limit', 0.0):g} s",
+        "limit": f"{what} has stood for its limit of {call.get('limit', 0.0):g} s",
+        "quit": "SIGQUIT: what the ranks are doing",
+        "gone": "a rank is gone",
+        "left": "a rank has left while others wait for it",
+    }.get(reason, f"{what} cannot end")
+
+
+def _main(stacks: str) -> str:
+    """Return the stack of the main thread, which comes last, of those of all threads."""
+    return "\n".join(f"  {line}" for line in stacks.strip().split("\n\n")[-1].splitlines())
+
+
+def _lines(text: str) -> list[str]:
+    return text.splitlines() or ["nothing stands still"]
+
+
+def _table(reports: Sequence[RankReport]) -> list[str]:
+    """Return a line a rank, or for ranks that do the same."""
+    lines: dict[str, list[int]] = {}
+    for it in reports:
+        inside = f"in {it.open[-1]}" if it.open else ""
+        doing = ", ".join(part for part in (it.life, it.place, inside) if part)
+        lines.setdefault(f"({it.host}) {doing}", []).append(it.rank)
+    return [f"rank {', '.join(map(str, ranks))} {text}" for text, ranks in lines.items()]

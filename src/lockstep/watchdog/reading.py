@@ -1,0 +1,92 @@
+"""Read what a rank of this node has noted."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.notes import CALL, CALLS, HEADER, ROOM, TEXTS
+
+_read_words = struct.Struct("11q").unpack_from
+_read_call = struct.Struct("8q").unpack_from
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that a rank has begun.
+
+    Attributes:
+        group: name of the process group.
+        number: of the call on that group, from 1.
+        verb, what: all_reduce, and float32[21840].
+        file, line: of the user's code.
+        entered, left: nanoseconds of time.monotonic_ns; left is 0 while it lasts.
+        limit: seconds.
+    """
+
+    group: str
+    number: int
+    verb: str
+    what: str
+    file: str
+    line: int
+    entered: int
+    left: int
+    limit: float
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What a rank's part of the memory says.
+
+    Attributes:
+        pid: process id.
+        state: RUNNING and so on.
+        code: exit code, if it left by one.
+        beat: nanoseconds of time.monotonic_ns when its thread last had the interpreter.
+        file, line: where in the user's code its main thread was then.
+        asked: nanoseconds of time.monotonic_ns when it asked for a verdict, 0 if it did not.
+        stacks: the file descriptor that its stacks are written to.
+        calls: the last ones, oldest first.
+    """
+
+    pid: int
+    state: int
+    code: int
+    beat: int
+    file: str
+    line: int
+    asked: int
+    stacks: int
+    calls: list[Call]
+
+    @property
+    def open(self) -> list[Call]:
+        """The calls that are not over, oldest first."""
+        return [call for call in self.calls if not call.left]
+
+
+def read(memory: Any) -> Notes:
+    """Return what a rank has noted. Local.
+
+    Args:
+        memory: that rank's part.
+    """
+    pid, state, begun, beat, _, file, line, asked, _, stacks, code = _read_words(memory, 0)
+    calls = []
+    for n in range(max(0, begun - CALLS), begun):
+        words = _read_call(memory, HEADER + (n % CALLS) * CALL)
+        number, group, what, where, at, entered, left, limit = words
+        verb, _, tensors = _read_text(memory, what).partition("\0")
+        names = _read_text(memory, group), number, verb, tensors, _read_text(memory, where)
+        calls.append(Call(*names, at, entered, left, limit / 1000.0))
+    place = _read_text(memory, file)
+    return Notes(pid, state, code, beat, place, line, asked, stacks, calls)
+
+
+def _read_text(memory: Any, at: int) -> str:
+    if not 0 < at < ROOM:
+        return ""
+    start = TEXTS + at
+    return bytes(memory[start + 1 : start + 1 + memory[start]]).decode(errors="replace")

@@ -1,0 +1,110 @@
+"""What a rank is doing, as the root is told: clocks of two hosts are never compared."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from time import monotonic_ns
+from typing import Any
+
+from lockstep.notes import CLOSED, EXITED, RAISED
+from lockstep.watchdog.reading import Call, Notes
+
+# A thread that has not had the interpreter for so many seconds: the main thread does not let go.
+_STUCK = 3.0
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A call of a rank.
+
+    Attributes:
+        group, number, verb, what: as in notes.Call.
+        members: ranks of the group as the rank wrote them, "0-3,8"; "" if unknown.
+        place: file and line of the user's code, train.py:88; "" if unknown.
+        seconds: since it was begun.
+    """
+
+    group: str
+    members: str
+    number: int
+    verb: str
+    what: str
+    place: str
+    seconds: float
+
+    def __str__(self) -> str:
+        inside = ", ".join(part for part in (self.what, self.place) if part)
+        name = f"{self.verb} #{self.number} of group {self.group}"
+        return f"{name} ({inside})" if inside else name
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What is known of a rank.
+
+    Attributes:
+        rank, host: which one.
+        life: running, stopped, gone; or silent, if nobody on its host answers.
+        how: it ended, if it is gone and the system tells.
+        left: how it left the session: "", closed, an exception, exit code 3.
+        place: where its main thread is in the user's code; "" if unknown.
+        since: seconds since its last call was over, or begun; negative if it has called nothing.
+        stuck: its main thread does not let go of the interpreter.
+        open: calls that are not over, oldest first.
+        done: the last calls that are over.
+    """
+
+    rank: int
+    host: str
+    life: str = "running"
+    how: str = ""
+    left: str = ""
+    place: str = ""
+    since: float = -1.0
+    stuck: bool = False
+    open: list[Standing] = field(default_factory=list)
+    done: list[Standing] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return asdict(self)
+
+    @staticmethod
+    def of_json(values: dict[str, Any]) -> RankReport:
+        """Make it again from plain values."""
+        calls = {key: [Standing(**call) for call in values[key]] for key in ("open", "done")}
+        return RankReport(**{**values, **calls})
+
+
+def report(rank: int, host: str, notes: Notes, life: str, how: str) -> RankReport:
+    """Turn a rank's notes into a report. Local; on its own host."""
+    now = monotonic_ns()
+    last = max((max(call.entered, call.left) for call in notes.calls), default=0)
+    stuck = bool(notes.beat) and life == "running" and now - notes.beat > _STUCK * 1e9
+    return RankReport(
+        rank,
+        host,
+        life,
+        how,
+        _left(notes),
+        f"{notes.file}:{notes.line}" if notes.file else "",
+        (now - last) / 1e9 if last else -1.0,
+        stuck,
+        [_standing(call, now) for call in notes.open],
+        [_standing(call, now) for call in notes.calls if call.left][-16:],
+    )
+
+
+def _left(notes: Notes) -> str:
+    if notes.state == CLOSED:
+        return "closed"
+    if notes.state == EXITED:
+        return f"exit code {notes.code}"
+    return "an exception" if notes.state == RAISED else ""
+
+
+def _standing(call: Call, now: int) -> Standing:
+    group, _, members = call.group.partition("|")
+    place = f"{call.file}:{call.line}" if call.file else ""
+    seconds = (now - call.entered) / 1e9
+    return Standing(group, members, call.number, call.verb, call.what, place, seconds)

@@ -1,0 +1,202 @@
+"""Open and close the watch over a session's ranks."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mpi4py import MPI
+
+from lockstep import notes
+from lockstep.ending import within
+from lockstep.errors import LockstepError, RendezvousError, SettingsError
+from lockstep.rendezvous.doors import open_door
+from lockstep.rendezvous.tcp import find_address
+from lockstep.shared_memory import Segment
+from lockstep.watchdog.channel import Channel
+from lockstep.watchdog.hub import Hub, Ranks, say
+from lockstep.watchdog.watcher import Limits, Watcher
+from lockstep.world import World
+
+# abort: after the verdict the job ends. wait: it goes on waiting. off: nobody watches.
+MODE = "LOCKSTEP_WATCHDOG"
+# Seconds after which a call that stands is told of.
+WARN = "LOCKSTEP_WARN"
+# What MPI may take to make the watch's own communicator and memory, once all ranks have come.
+_OPEN = 30.0
+
+# Where the stacks of late ranks go; the run directory, once there is one.
+directory = ""
+_watcher: Watcher | None = None
+
+
+def mode() -> str:
+    """Return what the environment asks for: abort, wait or off. Local.
+
+    Raises:
+        SettingsError: it asks for something else.
+    """
+    asked = os.environ.get(MODE, "abort")
+    if asked not in ("abort", "wait", "off"):
+        raise SettingsError(
+            f"{MODE}={asked}", needed="abort, wait or off", cure=f"unset {MODE}, or correct it"
+        )
+    return asked
+
+
+def _warn(limit: float) -> float:
+    asked = os.environ.get(WARN, "")
+    try:
+        seconds = float(asked) if asked else min(60.0, limit / 4)
+    except ValueError:
+        seconds = -1.0
+    if seconds <= 0:
+        raise SettingsError(f"{WARN}={asked}", needed="seconds, above 0", cure=f"{WARN}=30")
+    return seconds
+
+
+@contextmanager
+def watched(world: World, seconds: float) -> Iterator[None]:
+    """Watch the ranks for the length of a ``with``. Collective, after all ranks have met.
+
+    Args:
+        world: the ranks.
+        seconds: limit of what has none of its own.
+    """
+    global _watcher
+    asked = mode()
+    _dismiss()
+    if world.size == 1 or asked == "off":
+        yield
+        return
+    notes.session_limit = seconds
+    limits = Limits(_warn(seconds), asked == "wait")
+    with within(_OPEN, "opening the watch"):
+        _watcher = _open(world, limits)
+    if _watcher is None:
+        yield
+        return
+    recorder = _watcher.recorder
+    notes.current, notes.ask = recorder, _watcher.explain
+    with _signals(_watcher):
+        try:
+            yield
+        except SystemExit as exit_:
+            code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+            recorder.set(notes.CODE, code)
+            recorder.set(notes.STATE, notes.EXITED if code else notes.CLOSED)
+            raise
+        except BaseException:
+            recorder.set(notes.STATE, notes.RAISED)
+            raise
+        else:
+            recorder.set(notes.STATE, notes.CLOSED)
+        finally:
+            notes.no_step()
+            notes.current = None
+    # The thread goes on: other ranks may still wait for this one, and somebody has to say so.
+
+
+def _open(world: World, limits: Limits) -> Watcher | None:
+    """Make the notes of the node and the connections to the root. Collective."""
+    local: MPI.Intracomm = world.comm.Split(world.node, world.rank)  # type: ignore[assignment]
+    try:
+        segment = Segment(local, notes.BYTES, "the watchdog's notes")
+    except LockstepError:
+        segment = None
+    ranks = local.allgather(world.rank)
+    if not all(world.comm.allgather(segment is not None)):
+        local.Free()
+        if world.rank == 0:
+            say("lockstep: no watchdog: the ranks of a node cannot share memory")
+        return None
+    assert segment is not None
+    channel, hub = _connect(world)
+    watcher = Watcher(segment, ranks, world.host, channel=channel, limits=limits, hub=hub)
+    local.Barrier()  # the process ids are written
+    local.Free()
+    watcher.start()
+    return watcher
+
+
+def _connect(world: World) -> tuple[Channel | None, Hub | None]:
+    """Connect the first two ranks of each node to the root. Collective."""
+    door = open_door() if world.rank == 0 else None
+    mine = (door.port, door.number, secrets.token_hex(16)) if door else None
+    port, number, token = world.comm.bcast(mine, root=0)
+    where = world.comm.allgather((world.host, world.node))
+    try:
+        address = find_address(world, door, "", port, number)
+    except RendezvousError:
+        address = ""  # then every node speaks for itself
+    hub = None
+    if door is not None:
+        ranks = Ranks([host for host, _ in where], [node for _, node in where])
+        door.socket.setblocking(True)
+        hub = Hub(door.socket, token, ranks, lambda: directory)
+    channel = None
+    if world.local_rank < 2:
+        channel = _call_root(address, port, token, world.node)
+    world.comm.Barrier()
+    return channel, hub
+
+
+def _call_root(address: str, port: int, token: str, node: int) -> Channel:
+    try:
+        channel = Channel(socket.create_connection((address, port), timeout=5.0))
+    except OSError:
+        ours, _ = socket.socketpair()
+        channel = Channel(ours)
+        channel.open = False
+        return channel
+    channel.send(token=token, node=node)
+    return channel
+
+
+@contextmanager
+def _signals(watcher: Watcher) -> Iterator[None]:
+    """Let SIGQUIT ask for the verdict, unless the program has a use for it."""
+    with contextlib.ExitStack() as stack:
+        # Only the main thread may, and only if nobody else has.
+        with contextlib.suppress(ValueError):
+            if signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL:
+                watcher.wake.setblocking(False)
+                before = signal.set_wakeup_fd(watcher.wake.fileno(), warn_on_full_buffer=False)
+                if before != -1:
+                    signal.set_wakeup_fd(before)
+                else:
+                    signal.signal(signal.SIGQUIT, _nothing)
+                    stack.callback(signal.signal, signal.SIGQUIT, signal.SIG_DFL)
+                    stack.callback(signal.set_wakeup_fd, -1)
+        yield
+
+
+def _nothing(number: int, frame: Any) -> None:
+    """The number has been written to the watcher already."""
+
+
+def _dismiss() -> None:
+    """Let go of the watch over an earlier session."""
+    global _watcher
+    notes.ask = None
+    if _watcher is not None:
+        _watcher.close()
+        _watcher = None
+
+
+def _after_fork() -> None:
+    """The notes are those of the parent."""
+    global _watcher
+    _watcher = None
+    notes.current = notes.ask = None
+
+
+atexit.register(_dismiss)
+os.register_at_fork(after_in_child=_after_fork)

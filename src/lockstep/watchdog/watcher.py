@@ -1,0 +1,284 @@
+"""The thread that looks on: at this rank, and on the first two ranks of a node at all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+from time import monotonic_ns
+from typing import Any
+
+from lockstep import notes
+from lockstep.ending import abort
+from lockstep.notes import Recorder
+from lockstep.shared_memory import Segment
+from lockstep.watchdog import stacks
+from lockstep.watchdog.channel import Channel
+from lockstep.watchdog.hub import HARMLESS, Hub, alone, say
+from lockstep.watchdog.life import Life
+from lockstep.watchdog.reading import Call, Notes, read
+from lockstep.watchdog.report import RankReport, report
+
+# Seconds between two looks.
+_TICK = 0.25
+# The root has to answer a call within that time; it asks all nodes for what they know.
+_ROOT = 5.5
+# An orderly end, with an error of its own, has precedence over ours.
+_GRACE = 3.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to speak.
+
+    Attributes:
+        warn: seconds after which a call that stands is told of, once.
+        wait: after the verdict at the limit go on waiting instead of ending the job.
+    """
+
+    warn: float
+    wait: bool
+
+
+class Watcher:
+    """Looks after the ranks of this node. Local: waits for nobody.
+
+    Args:
+        segment: the notes of the ranks of the node.
+        ranks: their ranks in the world, in the order of the segment.
+        host: name of this host.
+        channel: to the root; None on ranks that do not report.
+        limits: when to speak.
+        hub: on the root.
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        ranks: list[int],
+        host: str,
+        *,
+        channel: Channel | None,
+        limits: Limits,
+        hub: Hub | None,
+    ) -> None:
+        self._segment, self._ranks, self._host = segment, ranks, host
+        self._channel, self._limits, self._hub = channel, limits, hub
+        self._parts = [segment.part(r) for r in range(segment.size)]
+        self.recorder = Recorder(self._parts[segment.rank])
+        self._lives: dict[int, Life] = {}
+        # what has been said of already: (rank, entered, reason)
+        self._said: set[tuple[int, int, str]] = set()
+        self._called: tuple[str, dict[str, Any], float] | None = None
+        self._end_at = 0.0
+        self._main = threading.main_thread().ident or 0
+        self._selector = selectors.DefaultSelector()
+        self._signals, self._wake = socket.socketpair()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lockstep-watcher", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look. The ranks of the node have written their process ids."""
+        self.recorder.set(notes.STACKS, stacks.offer())
+        self._signals.setblocking(False)
+        self._selector.register(self._signals, selectors.EVENT_READ, "signals")
+        if self._channel is not None:
+            self._selector.register(self._channel, selectors.EVENT_READ, "root")
+            for local, part in enumerate(self._parts):
+                life = self._lives[local] = Life(read(part).pid)
+                if local != self._segment.rank and life.fileno() >= 0:
+                    self._selector.register(life, selectors.EVENT_READ, "life")
+        self._thread.start()
+
+    @property
+    def wake(self) -> socket.socket:
+        """Where the numbers of signals are written to."""
+        return self._wake
+
+    def explain(self, seconds: float) -> None:
+        """Ask for a verdict, since a call of this rank has failed, and wait for it. Local.
+
+        Args:
+            seconds: limit.
+        """
+        if self._stop.is_set() or threading.current_thread() is self._thread:
+            return
+        asked = monotonic_ns()
+        self.recorder.set(notes.ASKED, asked)
+        deadline = time.monotonic() + seconds
+        while self.recorder.get(notes.TOLD) < asked and time.monotonic() < deadline:
+            if not self._thread.is_alive() or self._stop.wait(0.02):
+                return
+
+    def close(self) -> None:
+        """Stop looking. Local."""
+        self._stop.set()
+        with contextlib.suppress(OSError):
+            self._wake.send(b"\0")
+        self._thread.join(2.0)
+        if self._channel is not None and self._channel.open:
+            self._channel.send(bye=[it.as_json() for it in self._reports()])
+        if self._hub is not None:
+            self._hub.close()
+        stacks.withdraw()
+        for life in self._lives.values():
+            life.close()
+        for thing in (self._channel, self._signals, self._wake):
+            if thing is not None:
+                thing.close()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            for key, _ in self._selector.select(_TICK):
+                self._attend(key)
+            self.recorder.beat(sys._current_frames().get(self._main))
+            if self._channel is None or self._stop.is_set():
+                continue
+            self._look_round()
+            self._look_at_root()
+            if self._end_at and time.monotonic() > self._end_at:
+                abort(1)
+
+    def _attend(self, key: selectors.SelectorKey) -> None:
+        if key.data == "signals":
+            with contextlib.suppress(OSError):
+                if signal.SIGQUIT in self._signals.recv(64):
+                    if self._channel is None:
+                        self.recorder.set(notes.ASKED, -monotonic_ns())  # a reporter sees it
+                    else:
+                        self._call("quit", {})
+        elif key.data == "life":
+            self._selector.unregister(key.fileobj)
+            self._lost(key.fileobj)  # type: ignore[arg-type]
+        elif self._channel is not None:
+            for message in self._channel.receive():
+                self._answer(message)
+            if not self._channel.open:
+                self._selector.unregister(self._channel)
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        assert self._channel is not None
+        if "report" in message:
+            self._channel.send(reports=[it.as_json() for it in self._reports()])
+        elif "fetch" in message:
+            self._channel.send(stacks=self._stacks_of(message["fetch"]))
+        elif "told" in message:
+            self._called = None
+            now = monotonic_ns()
+            for part in self._parts:
+                # the words of other ranks are written here only
+                Recorder.tell(part, now)
+        elif "fatal" in message and not self._limits.wait:
+            self._end_at = self._end_at or time.monotonic() + _GRACE
+
+    def _reports(self) -> list[RankReport]:
+        found = []
+        for local, part in enumerate(self._parts):
+            life = self._lives[local]
+            state = "gone" if life.gone else "stopped" if life.stopped else "running"
+            how = life.how() if state == "gone" else ""
+            it = report(self._ranks[local], self._host, read(part), state, how)
+            if it.stuck:
+                # Where it is it cannot say itself.
+                place = stacks.place(stacks.ask(life.pid, read(part).stacks)) or it.place
+                it = replace(it, place=place)
+            found.append(it)
+        return found
+
+    def _stacks_of(self, ranks: list[int]) -> dict[int, str]:
+        found = {}
+        for local, rank in enumerate(self._ranks):
+            said = read(self._parts[local])
+            if rank in ranks and not self._lives[local].gone and not self._lives[local].stopped:
+                found[rank] = stacks.ask(said.pid, said.stacks)
+        return found
+
+    def _look_round(self) -> None:
+        """Look whether a call of a rank of this node stands too long, or has failed."""
+        now = monotonic_ns()
+        for local, part in enumerate(self._parts):
+            said = read(part)
+            if said.asked:
+                self._heed(local, said, part)
+            if said.state not in (notes.RUNNING, notes.CLOSED):
+                self._left(local, said)
+            for call in said.open:
+                age = (now - call.entered) / 1e9
+                reason = "limit" if age > call.limit else "warn"
+                if age > min(self._limits.warn, call.limit):
+                    self._call_once(local, call, reason, age)
+
+    def _heed(self, local: int, said: Notes, part: Any) -> None:
+        Recorder.heard(part)
+        if said.asked < 0:
+            self._call("quit", {})
+            return
+        what = said.open[-1] if said.open else None
+        self._call("failed", _facts(what, 0.0) if what else {"what": "a call of torch's"})
+
+    def _left(self, local: int, said: Notes) -> None:
+        key = (local, said.state, "left")
+        if key not in self._said:
+            self._said.add(key)
+            self._call("left", {"rank": self._ranks[local]})
+
+    def _call_once(self, local: int, call: Call, reason: str, age: float) -> None:
+        key = (local, call.entered, reason)
+        if key in self._said:
+            return
+        self._said.add(key)
+        self._call(reason, _facts(call, age))
+        if reason == "limit" and not self._limits.wait:
+            # what the call itself raises at its limit comes first
+            self._end_at = self._end_at or time.monotonic() + _GRACE + _ROOT
+
+    def _lost(self, life: Life) -> None:
+        """A rank of this node has ended: if it has not left, tell it at once, and end the job."""
+        local = next(n for n, it in self._lives.items() if it is life)
+        said = read(self._parts[local])
+        if said.state == notes.CLOSED:
+            return
+        first = min(n for n, it in self._lives.items() if not it.gone)
+        if said.state == notes.RUNNING and first == self._segment.rank:
+            # A launcher that has seen it too ends this rank in milliseconds.
+            how = life.how() or "killed, or ended without a word"
+            say(f"lockstep: rank {self._ranks[local]} ({self._host}) is gone ({how})")
+        self._call("gone", {"rank": self._ranks[local]})
+        if not self._limits.wait:
+            self._end_at = self._end_at or time.monotonic() + _GRACE
+
+    def _call(self, reason: str, facts: dict[str, Any]) -> None:
+        assert self._channel is not None
+        self._called = self._called or (reason, facts, time.monotonic())
+        if self._channel.open:
+            self._channel.send(call=reason, **facts)
+
+    def _look_at_root(self) -> None:
+        """Speak for this node if the root does not."""
+        assert self._channel is not None
+        if self._called is None:
+            return
+        reason, facts, since = self._called
+        waited = time.monotonic() - since
+        if self._channel.open and waited < _ROOT:
+            return
+        self._called = None
+        first = min(n for n, it in self._lives.items() if not it.gone and not it.stopped)
+        if first == self._segment.rank:
+            silent = "rank 0, which would speak for all, does not answer; on this node:"
+            alone(reason, facts, self._reports(), silent)
+        now = monotonic_ns()
+        for part in self._parts:
+            Recorder.tell(part, now)
+        if reason not in HARMLESS and not self._limits.wait:
+            self._end_at = self._end_at or time.monotonic() + _GRACE
+
+
+def _facts(call: Call, age: float) -> dict[str, Any]:
+    what = f"{call.verb} #{call.number} of group {call.group.partition('|')[0]}"
+    return {"what": what, "seconds": age, "limit": call.limit}
