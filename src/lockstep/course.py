@@ -134,7 +134,7 @@ def kept(course: Course, settings: Any, images: int, world: World) -> dict[str, 
         "images": images,
         "ranks": world.size,
         "settings": asdict(settings),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
     }
 
 
