@@ -70,6 +70,19 @@ def announced(environ: Mapping[str, str] = os.environ) -> Launch:
     return Launch("none", 1, 0, "no launcher's variable")
 
 
+def announced_on_node(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return how many ranks the launcher says it has started on this node, None if it does not.
+
+    Local.
+    """
+    for variable in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
+        if (size := _number(environ, variable)) is not None:
+            return size
+    # such as "2(x3)"; where nodes have different numbers it is a list, which only Slurm can read
+    text = environ.get("SLURM_STEP_TASKS_PER_NODE", "").partition("(")[0]
+    return int(text) if text.isdecimal() else None
+
+
 def job_name(environ: Mapping[str, str] = os.environ) -> str:
     """Return a name of the batch job and of its restart, "local" outside of one. Local.
 
@@ -80,6 +93,31 @@ def job_name(environ: Mapping[str, str] = os.environ) -> str:
             restart = _number(environ, "SLURM_RESTART_COUNT")
             return job if restart is None else f"{job}-restart{restart}"
     return "local"
+
+
+def allocation(environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
+    """Return the nodes of the batch job and the tasks on each, as Slurm writes them. Local.
+
+    Returns:
+        such as ``"node[1-3]", "2(x3)"``; two empty texts outside of a job.
+    """
+    tasks = environ.get("SLURM_TASKS_PER_NODE") or environ.get("SLURM_STEP_TASKS_PER_NODE", "")
+    return environ.get("SLURM_JOB_NODELIST", ""), tasks
+
+
+def interface_setting(kind: Family, environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
+    """Return how an MPI is told which network to use, and what it is told now. Local.
+
+    Returns:
+        what to type, with ``{}`` for the interface's name, and the value that is set; two empty
+        texts for an MPI that finds the network by itself.
+    """
+    if kind == "openmpi":
+        value = environ.get("OMPI_MCA_btl_tcp_if_include", "")
+        return "export OMPI_MCA_btl_tcp_if_include={}", value
+    if kind == "intel":
+        return "export FI_TCP_IFACE={}", environ.get("FI_TCP_IFACE", "")
+    return "", ""
 
 
 def without_launch(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -118,6 +156,8 @@ def refuse_before_start(launch: Launch, library: str) -> Refusal | None:
     if launch.kind == "hydra" and kind == "openmpi":
         return _wrong_family(launch, kind, library)
     if launch.kind == "srun" and launch.pmi == "none" and launch.size > 1 and kind != "other":
+        return _no_pmi(launch, kind)
+    if launch.kind == "srun" and launch.pmi == "pmix" and _built_without_pmix(library):
         return _no_pmi(launch, kind)
     return None
 
@@ -169,6 +209,11 @@ def _no_pmi(launch: Launch, kind: Family, size: int = 1) -> Refusal:
         "`srun --mpi=list` shows what this site offers; or mpirun inside of sbatch"
     )
     return found, needed, cure
+
+
+def _built_without_pmix(library: str) -> bool:
+    """MPICH tells its configure line; from 4.2 on it aborts in MPI_Init where it meets a PMIx."""
+    return "mpich configure" in library.lower() and "pmix" not in library.lower()
 
 
 def _started_by_hydra(environ: Mapping[str, str]) -> bool:
