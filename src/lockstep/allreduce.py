@@ -24,6 +24,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lockstep.choice import by_messages, choose
+from lockstep.world import current
+
 Algorithm = Callable[..., None]
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -34,7 +37,7 @@ def allreduce(flat: torch.Tensor, algorithm: str = "auto", group: Any = None) ->
     Args:
         flat: see above.
         algorithm: "gather_broadcast", "ring", "recursive_doubling", "rabenseifner", "mpi", or
-            "auto", which takes the library's own over mpi and the ring elsewhere.
+            "auto", which takes the backend's own, over gloo the ring, if no table says otherwise.
         group: see above.
 
     Raises:
@@ -176,8 +179,15 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 
+# What works on buffers of its own only: see `lockstep.reducers`.
+NAMES = (*ALGORITHMS, "shared", "hierarchical")
+
+
 def _auto(flat: torch.Tensor, group: Any = None) -> None:
-    (mpi if dist.get_backend(group) == "mpi" else ring)(flat, group)
+    backend, world = dist.get_backend(group), current()
+    nodes = world.nodes if world is not None else 1
+    name = choose(flat.nbytes, dist.get_world_size(group), nodes, flat.dtype, backend)
+    ALGORITHMS.get(name, ALGORITHMS[by_messages(backend)])(flat, group)
 
 
 class _Active:

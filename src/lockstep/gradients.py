@@ -10,17 +10,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from lockstep.allreduce import named
 from lockstep.checks import check_examples
-from lockstep.world import current
+from lockstep.pipeline import Line
+from lockstep.reducers import make
+from lockstep.world import World, current
+
+# Large enough that the cost of a message is small, small enough that backward hides most of them.
+BUCKET_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class Options:
+    """How gradients are summed; the same on all ranks.
+
+    Attributes:
+        allreduce: name of an algorithm, see `lockstep.allreduce.NAMES`; "auto" chooses.
+        bucket_bytes: they are summed in pieces of this size.
+    """
+
+    allreduce: str = "auto"
+    bucket_bytes: int = BUCKET_BYTES
 
 
 class Flat:
@@ -28,17 +44,19 @@ class Flat:
 
     Args:
         like: the tensors whose shapes and strides the views get, in order.
+        buffer: of their dtype and device, as long as all of them; by default a new one.
 
     Attributes:
-        buffer: one dimension, the sum of their sizes, zeros.
+        buffer: one dimension, the sum of their sizes, zeros if it is new.
         views: one a tensor; a channels_last tensor gets a channels_last view.
         ends: where each view ends in the buffer, in elements.
     """
 
-    def __init__(self, like: list[torch.Tensor]) -> None:
-        self.buffer = torch.zeros(
-            sum(t.numel() for t in like), dtype=like[0].dtype, device=like[0].device
-        )
+    def __init__(self, like: list[torch.Tensor], buffer: torch.Tensor | None = None) -> None:
+        if buffer is None:
+            count = sum(t.numel() for t in like)
+            buffer = torch.zeros(count, dtype=like[0].dtype, device=like[0].device)
+        self.buffer = buffer
         self.views: list[torch.Tensor] = []
         self.ends: list[int] = []
         start = 0
@@ -61,9 +79,9 @@ class Gradients:
 
     Args:
         parameters: those that get gradients; the same on all ranks, in the same order.
+        world: all ranks.
         group: a process group of its own, so that its messages meet no others.
-        algorithm: name of an all-reduce, see `lockstep.allreduce`.
-        bucket_bytes: size of a bucket.
+        options: the algorithm, the size of a bucket, the compression.
 
     Attributes:
         flats: the buffers, one a dtype.
@@ -71,9 +89,8 @@ class Gradients:
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], group: Any, algorithm: str, bucket_bytes: int
+        self, parameters: Iterable[nn.Parameter], world: World, group: Any, options: Options
     ) -> None:
-        self._group, self._sum = group, named(algorithm)
         self.parameters = [p for p in parameters if p.requires_grad][::-1]
         self.flats: list[Flat] = []
         self._members: list[list[nn.Parameter]] = []
@@ -82,12 +99,14 @@ class Gradients:
         self._bucket_of: dict[nn.Parameter, int] = {}
         self._buckets: list[_Bucket] = []
         self._hooks: list[Any] = []
-        for members in _by_kind(self.parameters):
-            self._lay_out(members, bucket_bytes)
+        groups = _by_kind(self.parameters)
+        kinds = [(m[0].dtype, m[0].device, sum(p.numel() for p in m)) for m in groups]
+        self.reducer = make(options.allreduce, kinds, world, group, options.bucket_bytes)
+        for members, buffer in zip(groups, self.reducer.buffers, strict=True):
+            self._lay_out(members, buffer, options.bucket_bytes)
         for parameter in self.parameters:
             self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))
-        self._sums: list[Future[None]] = []
-        self._thread = ThreadPoolExecutor(1, "lockstep-gradients") if _may_overlap() else None
+        self._line = Line(self.reducer.stages, overlap=_may_overlap())
         self._next = 0
         self._examples: int | None = None
         self._accumulating = False
@@ -99,8 +118,7 @@ class Gradients:
 
         Sums that have begun are waited for: a batch may be thrown away on all ranks alike.
         """
-        for sum_ in self._sums:
-            sum_.result()
+        self._line.finish()
         for flat in self.flats:
             flat.buffer.zero_()
         for parameter, view in self._views.items():
@@ -181,8 +199,8 @@ class Gradients:
         """Let go of the parameters and stop the thread; gradients stay where they are. Local."""
         for hook in self._hooks:
             hook.remove()
-        if self._thread is not None:
-            self._thread.shutdown(wait=False)
+        self.reducer.close()
+        self._line.close()
 
     def members_of(self, flat: Flat) -> list[nn.Parameter]:
         """Return the parameters whose gradients live in a buffer, in its order. Local."""
@@ -200,15 +218,13 @@ class Gradients:
     def _finish(self) -> int:
         for bucket in self._buckets:
             bucket.missing = 0  # what has not come is zeros
-        self._launch(every=True)
-        for sum_ in self._sums:
-            sum_.result()
-        # float64 counts exactly up to 2^53 examples.
-        count = torch.tensor([float(self._examples or 0)], dtype=torch.float64)
-        if self.flats and self.flats[0].buffer.is_cuda:
-            count = count.to(self.flats[0].buffer.device)
-        dist.all_reduce(count, group=self._group)
-        return int(count.item())
+        self.reducer.be_eager(True)
+        try:
+            self._launch(every=True)
+            self._line.finish()
+            return self.reducer.count(self._examples or 0)
+        finally:
+            self.reducer.be_eager(False)
 
     def _arrived(self, parameter: nn.Parameter) -> None:
         """Take note of a gradient; autograd calls this, in its own order and thread."""
@@ -234,18 +250,15 @@ class Gradients:
 
     def _launch(self, every: bool = False) -> None:
         """Start the sums of the buckets whose turn has come."""
-        if self._accumulating or not (every or self._thread):
+        if self._accumulating or not (every or self._line.overlaps):
             return
         while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
             piece = self._buckets[self._next].piece
             self._next += 1
-            if self._thread is not None:
-                self._sums.append(self._thread.submit(self._sum, piece, self._group))
-            else:
-                self._sum(piece, self._group)
+            self._line.put(piece, wait=every)
 
     def _begin(self) -> None:
-        self._next, self._sums = 0, []
+        self._next = 0
         self._examples, self._reduced = None, False
         for bucket in self._buckets:
             bucket.missing = bucket.members
@@ -257,8 +270,10 @@ class Gradients:
                 "  needed: zero_grad() between two steps\n  to do:  call it before backward"
             )
 
-    def _lay_out(self, members: list[nn.Parameter], bucket_bytes: int) -> None:
-        flat = Flat([p.detach() for p in members])
+    def _lay_out(
+        self, members: list[nn.Parameter], buffer: torch.Tensor, bucket_bytes: int
+    ) -> None:
+        flat = Flat([p.detach() for p in members], buffer)
         self.flats.append(flat)
         self._members.append(members)
         width = flat.buffer.element_size()

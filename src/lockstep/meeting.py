@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from lockstep import kernel
 from lockstep.shared_memory import Segment
+from lockstep.waiting import BACKGROUND, FOREGROUND, wait_until
 
 # How long one wait in C lasts before Python looks after signals and dead ranks.
 _SLICE = 0.1
@@ -153,6 +155,37 @@ class Meeting:
             return True
         except OSError:
             return False  # this process has trouble of its own, such as too many open files
+
+
+class MessageMeeting:
+    """The same by messages, for a node without the compiled kernel. Collective and blocking.
+
+    Args:
+        comm: the ranks; it is duplicated.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm.Dup()
+        self._pair = np.zeros(2, dtype=np.int64)
+        self._pending: MPI.Request | None = None
+        self.closed = False
+
+    def meet(self, signature: int, seconds: float, eager: bool) -> bool:
+        """Wait until all ranks have come; see `Meeting.meet`, but a late rank has no name."""
+        # The maximum of x is x, and that of -x is -x, if all say the same.
+        self._pair[:] = signature, -signature
+        spec = [self._pair, 2, MPI.INT64_T]
+        self._pending = self._comm.Iallreduce(MPI.IN_PLACE, spec, MPI.MAX)
+        came = wait_until(self._came, seconds, FOREGROUND if eager else BACKGROUND)
+        if not came or self.closed:
+            raise Late(-1)
+        return bool(self._pair[0] == signature and self._pair[1] == -signature)
+
+    def be_eager(self, eager: bool) -> None:
+        """Do nothing: `meet` is told. Local."""
+
+    def _came(self) -> bool:
+        return self.closed or self._pending is None or self._pending.Test()
 
 
 def _namespace() -> str:

@@ -15,14 +15,11 @@ import torch.distributed as dist
 from torch import nn
 
 from lockstep.checks import check_numbers
-from lockstep.gradients import Flat, Gradients
+from lockstep.gradients import BUCKET_BYTES, Flat, Gradients, Options
 from lockstep.replicas import clip, divergence, equalize, own_group, share
 from lockstep.world import World
 
 __all__ = ["Synchronous", "SynchronousSGD", "divergence", "synchronous"]
-
-# Large enough that the cost of a message is small, small enough that backward hides most of them.
-BUCKET_BYTES = 4 * 2**20
 
 
 class SynchronousSGD(torch.optim.Optimizer):
@@ -71,7 +68,8 @@ class SynchronousSGD(torch.optim.Optimizer):
         said = f"lr={lr}, momentum={momentum}, weight_decay={weight_decay}, nesterov={nesterov}, "
         said += f"allreduce={allreduce}, max_norm={max_norm}, bucket_bytes={bucket_bytes}"
         equalize(model, self._group, said)
-        self.gradients = Gradients(model.parameters(), self._group, allreduce, bucket_bytes)
+        options = Options(allreduce, bucket_bytes)
+        self.gradients = Gradients(model.parameters(), world, self._group, options)
         self._max_norm = max_norm
         self._buffers = list(model.buffers()) if broadcast_buffers else []
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
@@ -206,7 +204,8 @@ class Synchronous:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         equalize(model if model is not None else nn.ParameterList(parameters), self._group)
         self._buffers = list(model.buffers()) if model is not None else []
-        self.gradients = Gradients(parameters, self._group, allreduce, bucket_bytes)
+        options = Options(allreduce, bucket_bytes)
+        self.gradients = Gradients(parameters, world, self._group, options)
 
     communication_seconds = SynchronousSGD.communication_seconds
     zero_grad = SynchronousSGD.zero_grad

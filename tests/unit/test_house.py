@@ -20,11 +20,11 @@ ROWS = [
     {"waiting", "ending", "launcher", "hostfile", "kernel", "pipeline", "notes", "files", "lock"},
     {"world"},
     {"launch", "mpi_backend", "shared_memory", "meeting", "rendezvous", "devices", "threads", "spawn"}
-    | {"together", "interrupt", "tuning", "choice", "windows"},
+    | {"together", "interrupt", "progress", "tuning", "choice", "windows"},
     {"allreduce", "reducers", "session", "spawned"},
     {"checks", "gradients", "replicas", "sgd", "batchnorm", "data", "models", "checkpoint"}
     | {"metrics", "settings", "schedules", "steps", "course"},
-    {"training", "proof", "smoke", "bench"},
+    {"training", "journal", "logbook", "proof", "smoke", "bench"},
     {"report", "__main__"},
     {"__init__"},
 ]
