@@ -20,10 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lockstep
 from lockstep.data import Images, batches, load
+from lockstep.journal import Journal
 from lockstep.models import ConvNet
 from lockstep.proof import communication_share, joint_loss, proofs
 from lockstep.settings import Classic, parse
-from lockstep.training import Journal, evaluate, lay_out
+from lockstep.training import evaluate, lay_out
 
 
 @dataclass(frozen=True)

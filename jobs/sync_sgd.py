@@ -23,11 +23,12 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 import lockstep
 from lockstep.allreduce import ALGORITHMS
 from lockstep.data import Images, batches, load, steps
+from lockstep.journal import Journal
 from lockstep.models import ConvNet
 from lockstep.proof import proofs
 from lockstep.settings import Classic, flag, parse
 from lockstep.sgd import SynchronousSGD
-from lockstep.training import Journal, evaluate, lay_out
+from lockstep.training import evaluate, lay_out
 
 # What --fast takes for flags that are not given: the accuracy of ten classic epochs, sooner.
 FAST: dict[str, dict[str, Any]] = {

@@ -20,12 +20,13 @@ from lockstep.data import Images, batches, mnist
 from lockstep.data.digits import digits as as_digits
 from lockstep.data.load import load, on_all
 from lockstep.errors import DataError, SettingsError
+from lockstep.journal import Journal
 from lockstep.metrics import RunDirectory
 from lockstep.models import ConvNet
 from lockstep.proof import joint_loss, proofs
 from lockstep.settings import Classic
 from lockstep.sgd import SynchronousSGD
-from lockstep.training import Journal, evaluate, lay_out
+from lockstep.training import evaluate, lay_out
 
 
 def digits(n: int) -> Images:
@@ -223,7 +224,7 @@ def test_run_directory(world: World, shared: Path, comm: MPI.Intracomm) -> None:
         first.record("epoch", epoch=epoch, train_loss=1.0, test_loss=0.5, accuracy=90.0)
     first.finish()
     comm.barrier()
-    names = {"settings.json", "metrics.jsonl", "results.csv", "curves.png"}
+    names = {"settings.json", "metrics.jsonl", "results.csv", "curves.png", "DONE"}
     assert {path.name for path in first.path.iterdir()} == names
     assert {path.name for path in second.path.iterdir()} == {"settings.json"}
     noted = json.loads((first.path / "settings.json").read_text())
