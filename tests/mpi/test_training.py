@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lockstep import World
 from lockstep.data import Images, batches, mnist
 from lockstep.data.digits import digits as as_digits
-from lockstep.data.load import load, on_all
+from lockstep.data.load import load
 from lockstep.errors import DataError, SettingsError
 from lockstep.journal import Journal
 from lockstep.metrics import RunDirectory
@@ -26,6 +26,7 @@ from lockstep.models import ConvNet
 from lockstep.proof import joint_loss, proofs
 from lockstep.settings import Classic
 from lockstep.sgd import SynchronousSGD
+from lockstep.together import on_all
 from lockstep.training import evaluate, lay_out
 
 
@@ -152,9 +153,9 @@ def test_what_fails_on_one_rank_fails_on_all(world: World) -> None:
         return world.rank
 
     with pytest.raises(DataError, match="no such file") as caught:
-        on_all(world, action)
+        on_all(world, action, "try")
     assert (f"rank {last} (" in str(caught.value)) == (world.size > 1)
-    assert on_all(world, lambda: world.rank) == world.rank
+    assert on_all(world, lambda: world.rank, "try") == world.rank
 
 
 @pytest.mark.ranks(2)
