@@ -62,11 +62,13 @@ class Lab:
         world: the ranks, on a communicator that only the checks use.
         options: what was asked for.
         roster: all ranks by number; filled on the root alone.
+        to_remove: what a check that is broken off leaves behind in a shared directory.
     """
 
     world: World
     options: Options
     roster: Mapping[int, Who] = field(default_factory=dict)
+    to_remove: list[Path] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

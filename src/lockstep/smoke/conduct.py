@@ -8,15 +8,19 @@ root; so a call that never returns from C is reported like any other trouble.
 
 from __future__ import annotations
 
-import signal
+import contextlib
+import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NoReturn
 
 from lockstep.ending import abort
+from lockstep.rendezvous.agree import limited
 from lockstep.smoke import processes
+from lockstep.smoke.bell import Bell
 from lockstep.smoke.check import Check, Finding, Lab, Options, Who, who
 from lockstep.smoke.compare import by_node
 from lockstep.smoke.explain import explain
@@ -55,8 +59,6 @@ def conduct(
     """
     hands = Hands()
     if world.rank == 0:
-        # The thread that keeps the time asks for it; the main one may hang.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         part: _Root | _Member = _Root(world, checks, options, hands, report())
     else:
         part = _Member(world, checks, options, hands)
@@ -132,6 +134,7 @@ class _Root(_Part):
     ) -> None:
         super().__init__(world, checks, options, hands)
         self._report, self._start, self._number = report, time.monotonic(), _HELLO
+        self._bell = Bell()
         self._roster: dict[int, Who] = {0: who(world)}
         self._lab.roster = self._roster
         self._lost: dict[int, str] = {}
@@ -148,6 +151,7 @@ class _Root(_Part):
             self._ended()
         code = self._report.close("done")
         if self._lost or self._hung:
+            self._clear_up()
             abort(code or 1)
         self.code = code
         self._post.command(self._others(), Command("end", self._number + 1, code=code))
@@ -172,7 +176,7 @@ class _Root(_Part):
             return
         limit = min(check.limit, self._options.limit, left)
         self._report.begin(check)
-        start = time.monotonic()
+        start, known = time.monotonic(), set(self._lost) if number else set()
         answers = self._ask(Command("run", self._count(), check=number, limit=limit), check)
         missing = [rank for rank in (0, *self._others()) if rank not in answers]
         if missing:
@@ -180,10 +184,13 @@ class _Root(_Part):
         hung = {rank for rank, answer in answers.items() if answer.hung}
         self._hung |= hung
         if self._lost:
-            self._apart = f"{len(self._lost)} of {self._world.size} ranks do not answer"
+            self._apart = f"{len(self._lost)} of {self._world.size} do not answer"
         elif hung and check.together:
             self._apart = f"the check {check.name!r} hangs"
-        finding = explain(check, answers, self._lost, limit, self._lab)
+        new = {rank: state for rank, state in self._lost.items() if rank not in known}
+        finding = explain(check, answers, new, limit, self._lab)
+        if self._lost and not new:
+            finding.summary += f" (without {len(self._lost)} of {self._world.size} ranks)"
         self._report.add(check, finding, time.monotonic() - start)
 
     def _cannot(self, check: Check, left: float) -> str:
@@ -225,18 +232,26 @@ class _Root(_Part):
         return self._number
 
     def _watch(self) -> None:
-        if signal.sigtimedwait({signal.SIGTERM}, 0) is not None:
+        if self._bell.rings():
             raise _Ended
+
+    def _clear_up(self) -> None:
+        """Remove what a check that hangs has left in the shared directory, if that can be done."""
+        for place in self._lab.to_remove:
+            with contextlib.suppress(TimeoutError):
+                limited(partial(shutil.rmtree, place, ignore_errors=True), _LOOK)
 
     def _ended(self) -> NoReturn:
         """The launcher ends the job, mostly because a rank has died: say what can be said."""
-        own = self._roster[0].node
-        dead: Mapping[int, str] = {
-            rank: state
-            for rank, it in self._roster.items()
-            if it.node == own and (state := processes.state(it.pid)) in ("is gone", "has died")
+        node = self._roster[0].node
+        states = {
+            rank: processes.state(it.pid) for rank, it in self._roster.items() if it.node == node
         }
+        # Those that the launcher has missed are gone; what it ends because of them dies just now.
+        dead = {rank: state for rank, state in states.items() if state == "is gone"}
+        dead = dead or {rank: state for rank, state in states.items() if state == "has died"}
         self._report.ended(dead, self._roster)
+        self._clear_up()
         abort(1)
 
 

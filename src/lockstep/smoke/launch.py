@@ -57,7 +57,7 @@ class Launch(Check):
             MPI.THREAD_MULTIPLE,
         )
         return Facts(
-            library=MPI.Get_library_version().splitlines()[0].strip("\0 "),
+            library=" ".join(MPI.Get_library_version().splitlines()[0].strip("\0 ").split()),
             standard=MPI.Get_version(),
             threads=_THREADS[order.index(level)],
             launch=launcher.announced(),

@@ -41,6 +41,7 @@ class SharedPath(Check):
         """Make a fresh place in the directory, try everything in it, remove it."""
         shared = lab.options.shared.absolute()
         with fresh_place(lab.world, shared) as place:
+            lab.to_remove.append(place)
             return Facts(
                 seen=files.see_each_other(lab.world, place),
                 renames=files.rename_under_readers(lab.world, place),
