@@ -48,19 +48,26 @@ def once(
     if not missing():
         return
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        with (place / ".lock").open("w") as lock:
-            yield from _pieces(
-                place, lambda: _locked(lock.fileno()), limit, _held(lock.name, limit)
-            )
-            if names := missing():
-                yield from _in_a_thread(place, lambda: download(names), limit)
+        yield from _once(place, missing, download, limit)
     except OSError as error:
         raise DataError(
             f"cannot write {place}: {error}",
             needed=f"a directory that can be written, or one that holds {what} already",
             cure="name it with --data-dir",
         ) from error
+
+
+def _once(
+    place: Path,
+    missing: Callable[[], list[str]],
+    download: Callable[[list[str]], None],
+    limit: float,
+) -> Iterator[None]:
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / ".lock").open("w") as lock:
+        yield from _pieces(place, lambda: _locked(lock.fileno()), limit, _held(lock.name, limit))
+        if names := missing():
+            yield from _in_a_thread(place, lambda: download(names), limit)
 
 
 def beside(place: Path) -> tempfile.TemporaryDirectory[str]:

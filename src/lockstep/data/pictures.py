@@ -64,10 +64,16 @@ def load_pictures(
             that is not kept, names and 64 files are compared; a file that cannot be read is found
             when its batch is taken, by the rank that takes it.
     """
+    _check(world, name, in_memory, workers, size)
+    return _load(world, name, directory, in_memory, workers, size)
+
+
+def _load(
+    world: World, name: str, directory: Path, in_memory: str, workers: int, size: int
+) -> tuple[ImageSet, ImageSet]:
     # Not at the top: it loads MPI, which a process that decodes must not.
     from lockstep.data.in_memory import keep, node_of, plan_of, same, together
 
-    _check(world, name, in_memory, workers, size)
     leads = world.local_rank == 0
     together(world, _fetch(name, directory) if leads else iter(()), LIMIT)
     with node_of(world) as node:
