@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
+
+from lockstep import World
 
 
 def new_group(*arguments: Any, **named: Any) -> dist.ProcessGroup:
@@ -18,3 +22,19 @@ def wait(work: dist.Work | None) -> None:
     """Wait for what an asynchronous call has returned; a synchronous one returns nothing."""
     if work is not None:
         work.wait()
+
+
+def split(world: World, sizes: Sequence[int]) -> World:
+    """Return the world as if its ranks were on several nodes of so many ranks each.
+
+    Only the grouping is another: what ranks of different nodes exchange goes by messages.
+    """
+    assert sum(sizes) == world.size
+    node = next(i for i in range(len(sizes)) if world.rank < sum(sizes[: i + 1]))
+    return dataclasses.replace(
+        world,
+        node=node,
+        nodes=len(sizes),
+        local_rank=world.rank - sum(sizes[:node]),
+        local_size=sizes[node],
+    )

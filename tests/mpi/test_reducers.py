@@ -1,0 +1,228 @@
+"""Sums of buffers in memory that a node shares, and across nodes: exact, the same bits, ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from helpers import new_group, split
+from lockstep import World, kernel
+from lockstep.errors import CollectiveMismatch, CollectiveTimeout, LockstepError
+from lockstep.reducers import Kind, Reducer, make
+from lockstep.replicas import own_group
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+# Around a cache line, a chunk of the kernel, and a block of torch's.
+LENGTHS = [0, 1, 2, 3, 7, 15, 16, 17, 31, 33, 64, 1000, 1023, 1024, 1025, 16_383, 16_385, 40_001]
+CPU = torch.device("cpu")
+
+
+def kinds_of(length: int) -> list[Kind]:
+    """Return a buffer of each dtype."""
+    return [(dtype, CPU, length) for dtype in DTYPES]
+
+
+def nodes_of(world: World) -> list[Sequence[int]]:
+    """Return ways to spread the ranks over nodes, even and uneven ones."""
+    n = world.size
+    ways: list[Sequence[int]] = [[n], [1] * n]
+    ways += [[n // 2, n - n // 2]] if n > 1 else []
+    ways += [[n - 1, 1]] if n > 2 else []
+    ways += [[1, n - 2, 1]] if n > 3 else []
+    return ways
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Sum with the compiled kernel, and without."""
+    if request.param == "torch":
+        monkeypatch.setenv("LOCKSTEP_KERNEL", "0")
+        kernel.library.cache_clear()
+    elif kernel.library() is None:
+        pytest.skip("no compiled kernel here: the package was built without a C compiler")
+    yield str(request.param)
+    monkeypatch.undo()
+    kernel.library.cache_clear()
+
+
+@pytest.fixture(params=["mpi", "gloo"])
+def group(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Open a group of all ranks over one backend."""
+    made = new_group(backend=request.param)
+    yield made
+    dist.destroy_process_group(made)
+
+
+def open_reducer(world: World, group: Any, length: int) -> Reducer:
+    """Make the reducer that goes with the number of nodes."""
+    name = "shared" if world.nodes == 1 else "hierarchical"
+    return make(name, kinds_of(length), world, group)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bits; which NaN a sum gives, no standard says."""
+    return tensor.masked_fill(tensor.isnan(), float("nan")).view(torch.uint8).clone()
+
+
+def odd_numbers(dtype: torch.dtype, length: int, rank: int) -> torch.Tensor:
+    """Return numbers of all magnitudes, and those that arithmetic treats in its own way."""
+    generator = torch.Generator().manual_seed(31 * length + rank)
+    numbers = torch.randn(length, generator=generator, dtype=torch.float64)
+    numbers *= 10.0 ** torch.randint(-8, 5, (length,), generator=generator)
+    odd = [float("inf"), -float("inf"), float("nan"), 0.0, -0.0, 1e-310, 1e-45, 6e-8, 65504.0, 3e38]
+    places = torch.randint(0, max(length, 1), (len(odd),), generator=generator)
+    if length > 2 * len(odd):
+        numbers[places] = torch.tensor(odd, dtype=torch.float64)
+    if length > 100:
+        numbers[-40:] = (-1.0) ** rank * 1e4 + rank * 1e-3  # what is large cancels
+    return numbers.to(dtype)
+
+
+def test_sums_are_exact(world: World, group: Any, way: str) -> None:
+    """Small whole numbers, of all lengths, in whole buffers and in slices of them."""
+    generator = torch.Generator().manual_seed(5)
+    for sizes in nodes_of(world):
+        place = split(world, sizes)
+        for length in LENGTHS:
+            reducer = open_reducer(place, group, length)
+            for (dtype, _, _), buffer in zip(kinds_of(length), reducer.buffers, strict=True):
+                everyone = torch.randint(-8, 9, (world.size, length), generator=generator)
+                begin, end = (length // 3, length - length // 5) if length % 2 else (0, length)
+                buffer.copy_(everyone[world.rank])
+                reducer.sum(buffer[begin:end])
+                expected = everyone[world.rank].clone()
+                expected[begin:end] = everyone[:, begin:end].sum(0)
+                assert torch.equal(buffer, expected.to(dtype)), (sizes, length, dtype)
+            reducer.close()
+
+
+def test_same_bits_on_all_ranks_and_from_run_to_run(world: World, group: Any) -> None:
+    """Numbers that every order of additions rounds in another way."""
+    for sizes in nodes_of(world):
+        place = split(world, sizes)
+        for length in (3, 1025, 50_001):
+            reducer = open_reducer(place, group, length)
+            for (dtype, _, _), buffer in zip(kinds_of(length), reducer.buffers, strict=True):
+                runs = []
+                for _ in range(2):
+                    buffer.copy_(odd_numbers(dtype, length, world.rank))
+                    reducer.sum(buffer)
+                    runs.append(bits(buffer))
+                everyone = [torch.empty_like(runs[0]) for _ in range(world.size)]
+                dist.all_gather(everyone, runs[0])
+                assert torch.equal(runs[0], runs[1])
+                assert all(torch.equal(runs[0], theirs) for theirs in everyone)
+            reducer.close()
+
+
+def test_compiled_and_torch_give_the_same_bits(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over the real windows, and against the plain sum in the order of the ranks."""
+    if kernel.library() is None:
+        pytest.skip("no compiled kernel here: the package was built without a C compiler")
+    group, length = own_group(), 20_011
+    results = []
+    for compiled in ("1", "0"):
+        monkeypatch.setenv("LOCKSTEP_KERNEL", compiled)
+        kernel.library.cache_clear()
+        reducer = make("shared", kinds_of(length), split(world, [world.size]), group)
+        for (dtype, _, _), buffer in zip(kinds_of(length), reducer.buffers, strict=True):
+            buffer.copy_(odd_numbers(dtype, length, world.rank))
+            reducer.sum(buffer)
+            results.append(bits(buffer))
+        reducer.close()
+    monkeypatch.undo()
+    kernel.library.cache_clear()
+    for dtype, one, other in zip(DTYPES, results[:4], results[4:], strict=True):
+        total = odd_numbers(dtype, length, 0)
+        wide = total.to(torch.float32) if total.itemsize == 2 else total
+        for rank in range(1, world.size):
+            wide += odd_numbers(dtype, length, rank)
+        assert torch.equal(one, other)
+        assert torch.equal(one, bits(wide.to(dtype)))
+
+
+def test_counts(world: World, group: Any) -> None:
+    """Whole numbers, beyond what float32 holds."""
+    for sizes in nodes_of(world):
+        reducer = open_reducer(split(world, sizes), group, 10)
+        for base in (0, 1, 2**40 + 1):
+            assert reducer.count(base + world.rank) == sum(base + r for r in range(world.size))
+        reducer.close()
+
+
+@pytest.mark.limit(120)
+def test_many_sums_with_late_ranks(world: World) -> None:
+    """Random pieces and pauses, two reducers in turn: every sum is the right one."""
+    group, calls = own_group(), 3000
+    reducers = [open_reducer(split(world, [world.size]), group, 70_000) for _ in range(2)]
+    common, own = torch.Generator().manual_seed(1), torch.Generator().manual_seed(world.rank + 9)
+    for call in range(calls):
+        which, kind, begin, length, late = (
+            int(torch.randint(0, high, (), generator=common)) for high in (2, 4, 60_000, 2000, 50)
+        )
+        piece = reducers[which].buffers[kind][begin : begin + length]
+        piece.fill_(call % 7 + world.rank)
+        if late % world.size == world.rank:
+            torch.randn(int(torch.randint(1, 20_000, (), generator=own)))  # takes its time
+        reducers[which].sum(piece)
+        assert bool((piece == world.size * (call % 7) + sum(range(world.size))).all())
+
+
+@pytest.mark.ranks(2)
+def test_a_rank_that_does_not_come_is_named(world: World) -> None:
+    """Within the limit; afterwards nothing is summed any more."""
+    for compiled in ("1", "0"):
+        reducer = _limited(world, compiled)
+        if world.rank != 1:
+            with pytest.raises(CollectiveTimeout, match=r"(rank 1|some rank) has not come"):
+                reducer.sum(reducer.buffers[0])
+            with pytest.raises(LockstepError, match="did not come"):
+                reducer.sum(reducer.buffers[0])
+        world.comm.Barrier()
+        reducer.close()
+
+
+def _limited(world: World, compiled: str) -> Reducer:
+    """Make a reducer whose sums have half a second."""
+    os.environ["LOCKSTEP_KERNEL"] = compiled
+    kernel.library.cache_clear()
+    try:
+        short = new_group(timeout=timedelta(seconds=0.5))
+        return make("shared", kinds_of(100), split(world, [world.size]), short)
+    finally:
+        del os.environ["LOCKSTEP_KERNEL"]
+        kernel.library.cache_clear()
+
+
+@pytest.mark.ranks(2)
+def test_different_pieces_are_refused(world: World, way: str) -> None:
+    """On all ranks, before anything is summed."""
+    reducer = make("shared", kinds_of(100), split(world, [world.size]), own_group())
+    buffer = reducer.buffers[0]
+    buffer.fill_(1.0)
+    with pytest.raises(CollectiveMismatch, match="not all ranks of the node sum the same piece"):
+        reducer.sum(buffer[: 50 if world.rank == 1 else 60])
+    assert bool((buffer == 1.0).all())
+
+
+@pytest.mark.ranks(2)
+def test_what_cannot_be_is_refused_on_all_ranks(world: World) -> None:
+    """Shared over two nodes; more memory than there is; auto takes another way then."""
+    group = own_group()
+    two = split(world, [1, world.size - 1])
+    with pytest.raises(LockstepError, match="the ranks are on 2 nodes"):
+        make("shared", kinds_of(4), two, group)
+    one = split(world, [world.size])
+    huge = [(torch.float32, CPU, 2**45)]
+    with pytest.raises(LockstepError, match=r"no memory to share for gradients .*memory are left"):
+        make("shared", huge, one, group)
+    assert make("auto", kinds_of(4), one, group).name == "shared"
+    assert make("auto", kinds_of(4), two, group).name == "hierarchical"
