@@ -7,7 +7,9 @@ import sys
 from collections.abc import Sequence
 
 # name: the module that has a main(argv), and what the command does
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "hosts": ("lockstep.hosts.command", "do the hosts of a hostfile make a cluster?"),
+}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -88,6 +88,10 @@ class SettingsError(LockstepError, ValueError):
     """A setting of a job, such as a flag on its command line, cannot be used."""
 
 
+class HostfileError(SettingsError):
+    """A hostfile, or Slurm's list of nodes, cannot be used; the message has the line's number."""
+
+
 class RefusedByPeer(LockstepError, TypeError, ValueError):
     """Another rank refused the arguments of a collective verb; this rank's own were good.
 

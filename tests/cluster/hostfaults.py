@@ -233,7 +233,7 @@ FAULTS: dict[str, Fault] = {
     "small-shm": Fault(
         "/dev/shm holds 1 MiB, or the size given",
         lambda h, size: _shm(h, size or "1m"),
-        lambda h, _: _shm(h, "50%"),
+        lambda h, _: _shm(h, "4g"),
     ),
     "other-uid": Fault(
         "root is uid 1234 there, or the number given", _other_uid, lambda h, _: _other_uid(h, "0")

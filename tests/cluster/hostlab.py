@@ -32,7 +32,7 @@ mount -t proc proc /proc
 [ ! -d ~/.ssh ] || mount -t tmpfs -o mode=700 lab ~/.ssh
 for place in tmp run dev/shm; do
     mkdir -p "$own/$place"
-    mount -t tmpfs -o mode=1777 lab "$own/$place"
+    mount -t tmpfs -o size=4g,mode=1777 lab "$own/$place"
     for keep; do case $keep in "/$place/"*)
         mkdir -p "$own$keep"; mount --bind "$keep" "$own$keep" ;;
     esac; done

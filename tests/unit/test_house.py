@@ -23,8 +23,8 @@ ROWS = [
     | {"together", "interrupt", "progress", "tuning", "choice", "windows"},
     {"allreduce", "reducers", "session", "spawned"},
     {"checks", "gradients", "replicas", "sgd", "batchnorm", "data", "models", "checkpoint"}
-    | {"metrics", "settings", "schedules", "steps", "course"},
-    {"training", "journal", "logbook", "proof", "smoke", "bench"},
+    | {"metrics", "settings", "schedules", "steps"},
+    {"training", "journal", "logbook", "course", "proof", "hosts", "smoke", "bench"},
     {"report", "__main__"},
     {"__init__"},
 ]
