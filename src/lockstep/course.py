@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import nn
 from lockstep.checkpoint import load_model, load_optimizer, restore_random
 from lockstep.data import steps
 from lockstep.errors import CheckpointError
+from lockstep.logbook import Logbook
 from lockstep.world import World
 
 
@@ -27,6 +28,9 @@ class Course:
         epoch: the one to train, from 1.
         done: steps of this epoch that are done.
         total_done: steps of the run that are done.
+        sums: what the logbook of this rank has summed up in the epoch; None for nothing.
+        seconds: of training so far.
+        remarks: what a reader of the log should know.
     """
 
     share: int
@@ -34,35 +38,45 @@ class Course:
     epoch: int = 1
     done: int = 0
     total_done: int = 0
+    sums: list[float] | None = None
+    seconds: float = 0.0
+    remarks: tuple[str, ...] = ()
 
-    def start(self, epoch: int) -> int:
-        """Return how many steps of an epoch are done. Local."""
-        return self.done if epoch == self.epoch else 0
+    def start(self, epoch: int) -> tuple[int, list[float] | None]:
+        """Return how many steps of an epoch are done, and their sums. Local."""
+        return (self.done, self.sums) if epoch == self.epoch else (0, None)
+
+    def announce(self, log: Logbook, settings: Any) -> None:
+        """Tell the logbook of a run how it begins or goes on. Local."""
+        for line in (str(settings), *self.remarks):
+            log.say(line)
+        if self.remarks:
+            log.resumed(self.total_done, self.seconds)
+
+    def last(self, total: int) -> int:
+        """Return the epoch in which a run of so many steps ends. Local."""
+        return -(-total // self.an_epoch)
 
 
 def begin_or_go_on(
-    state: Mapping[str, Any] | None,
-    share: int,
-    images: int,
-    world: World,
-    say: Callable[[str], None],
+    state: Mapping[str, Any] | None, settings: Any, images: int, world: World
 ) -> Course:
     """Return the course of a run, from its begin or from a checkpoint. Local, equal on all ranks.
 
     On another number of ranks the batch of all ranks stays what it was, if it can be shared out
-    evenly; otherwise it changes, the place in the epoch is kept in images, and that is said.
+    evenly; otherwise it changes, the place in the epoch is kept in images, and that is remarked.
 
     Args:
-        state: what the checkpoint holds: epoch, step, global_step, global_batch, share, images,
-            ranks; None to begin.
-        share: images that a rank is to take for a step, by the settings.
+        state: of the checkpoint: "source"; "own", with "sums"; what `kept` returns; "seconds"; and
+            the place: epoch, step of it, global_step. None to begin.
+        settings: a dataclass with `share`, the images that a rank is to take for a step.
         images: of an epoch.
         world: the ranks.
-        say: gets a line on each change.
 
     Raises:
         CheckpointError: the checkpoint is of a set with another number of images.
     """
+    share = settings.share
     if state is None:
         return Course(share, steps(images, share, world))
     if state["images"] != images:
@@ -71,31 +85,35 @@ def begin_or_go_on(
             needed="the same images",
             cure="give the same --data and --data-dir, or another --run, or --resume none",
         )
-    batch = state["global_batch"]
+    batch, remarks = state["global_batch"], [f"resume: from {state['source']}"]
+    if changed := differences(state, settings):
+        remarks.append(f"resume: other settings than then: {changed}")
     if share == state["share"] and batch % world.size == 0:
         share = batch // world.size  # as asked for then, whatever the number of ranks was
     mine, an_epoch = share * world.size, steps(images, share, world)
     if world.size != state["ranks"]:
-        say(
+        remarks.append(
             f"resume: {world.size} ranks in place of {state['ranks']}: {share} images a rank and "
             f"step, {mine} on all ranks" + (" as before" if mine == batch else "")
         )
-    if mine == batch:
-        return Course(share, an_epoch, state["epoch"], state["step"], state["global_step"])
-    return _with_another_batch(state, Course(share, an_epoch, state["epoch"]), mine, say)
+    course = Course(share, an_epoch, state["epoch"], state["step"], state["global_step"])
+    if mine != batch:
+        course, remark = _with_another_batch(state, course, mine)
+        remarks.append(remark)
+    own = state["own"] or {}
+    sums, seconds = own.get("sums"), state["seconds"]
+    return replace(course, sums=sums, seconds=seconds, remarks=tuple(remarks))
 
 
-def _with_another_batch(
-    state: Mapping[str, Any], course: Course, batch: int, say: Callable[[str], None]
-) -> Course:
+def _with_another_batch(state: Mapping[str, Any], course: Course, batch: int) -> tuple[Course, str]:
     """Find the place in the epoch by the number of images that were seen."""
     seen = min(state["step"] * state["global_batch"], state["images"])
     done = course.an_epoch if seen == state["images"] else seen // batch
-    say(
+    total = (course.epoch - 1) * course.an_epoch + done
+    return replace(course, done=done, total_done=total), (
         f"resume: a step takes {batch} images on all ranks, before {state['global_batch']}; in "
         f"epoch {course.epoch}, {max(0, seen - done * batch)} images are seen again"
     )
-    return replace(course, done=done, total_done=(course.epoch - 1) * course.an_epoch + done)
 
 
 def restore(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:

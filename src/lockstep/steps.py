@@ -61,6 +61,7 @@ class Step(ABC):
     Attributes:
         module: the model itself, for a test or a checkpoint.
         optimizer: the torch optimizer, for a schedule.
+        world: the ranks.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Step(ABC):
         if compiled:
             made: Any = torch.compile(model)
             self._forward = made
-        self._world, self._sum_of_losses = world, loss
+        self.world, self._sum_of_losses = world, loss
         self._amp, self._max_norm = amp, max_norm
         self._open(deterministic)
 
@@ -153,7 +154,7 @@ class DistributedStep(Step):
             with nullcontext() if last else ddp.no_sync():
                 loss = self._loss(x, y)
                 # DDP takes the mean over the ranks; this makes it the mean over all images.
-                (loss * (self._world.size / total)).backward()
+                (loss * (self.world.size / total)).backward()
             sums.append(loss.detach())
         if self._max_norm is not None:
             clip([p.grad for p in self.module.parameters() if p.grad is not None], self._max_norm)
@@ -167,7 +168,7 @@ class AllReduceStep(Step):
 
     def _open(self, deterministic: bool) -> None:
         self._sgd: Any = synchronous(
-            self.optimizer, self._world, model=self.module, max_norm=self._max_norm
+            self.optimizer, self.world, model=self.module, max_norm=self._max_norm
         )
 
     @property

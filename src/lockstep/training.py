@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from lockstep.data import Images, in_order
+from lockstep.data import ImageSet, in_order
 from lockstep.settings import Classic
 from lockstep.world import World
 
@@ -39,11 +39,11 @@ class Score:
         return 100.0 * self.correct / self.total
 
 
-def evaluate(model: nn.Module, images: Images, batch_size: int, world: World) -> Score:
+def evaluate(model: nn.Module, images: ImageSet, batch_size: int, world: World) -> Score:
     """Test a model; every image counts exactly once, however many ranks there are. Collective.
 
     Args:
-        model: gives logarithms of probabilities, [n, 10].
+        model: gives logits, or logarithms of probabilities, [n, classes].
         images: the same set on all ranks; each looks at its share.
         batch_size: images at a time.
         world: the ranks.
@@ -54,7 +54,8 @@ def evaluate(model: nn.Module, images: Images, batch_size: int, world: World) ->
     with torch.no_grad():
         for _, x, y in images.take(in_order(len(images), batch_size, world)):
             output = model(x)
-            loss = F.nll_loss(output, y, reduction="sum")
+            # Of logarithms of probabilities it is the negative log-likelihood.
+            loss = F.cross_entropy(output, y, reduction="sum")
             correct = (output.argmax(dim=1) == y).sum()
             sums += torch.stack((loss.double(), correct.double(), torch.tensor(len(y)).to(loss)))
     dist.all_reduce(sums)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -22,16 +22,38 @@ def ranks(size: int) -> World:
     return World(0, size, 0, size, 0, 1, "here", MPI.COMM_NULL)
 
 
+@dataclass(frozen=True)
+class Given:
+    """Settings of a job."""
+
+    share: int = 8
+    lr: float = 0.1
+    new: int = 1
+
+
 def state(**changed: Any) -> dict[str, Any]:
     """Return what a run on 4 ranks has saved after 7 of its 32 steps of epoch 3."""
-    kept = {"epoch": 3, "step": 7, "global_step": 71, "global_batch": 32, "share": 8}
-    return {**kept, "images": IMAGES, "ranks": 4, **changed}
+    kept: dict[str, Any] = {
+        "epoch": 3,
+        "step": 7,
+        "global_step": 71,
+        "global_batch": 32,
+        "share": 8,
+    }
+    kept |= {"own": {"sums": [1.5, 2.0]}, "seconds": 9.0, "source": "x"}
+    settings = {"share": 8, "lr": 0.1}
+    return {**kept, "images": IMAGES, "ranks": 4, "settings": settings, **changed}
 
 
 def go_on(saved: dict[str, Any] | None, size: int, share: int = 8) -> tuple[Course, list[str]]:
-    """Return the course and what was said."""
-    said: list[str] = []
-    return begin_or_go_on(saved, share, IMAGES, ranks(size), said.append), said
+    """Return the course, and the remarks on the numbers of images."""
+    found = begin_or_go_on(saved, Given(share=share), IMAGES, ranks(size))
+    remarks = [line for line in found.remarks if "from x" not in line and "other set" not in line]
+    if saved is not None:
+        assert found.seconds == saved["seconds"]
+        assert found.start(found.epoch) == (found.done, [1.5, 2.0])
+        assert found.start(found.epoch + 1) == (0, None)
+    return replace(found, sums=None, seconds=0.0, remarks=()), remarks
 
 
 def test_begin() -> None:
@@ -43,7 +65,7 @@ def test_as_many_ranks() -> None:
     """At the very step."""
     course, said = go_on(state(), 4)
     assert course == Course(8, 32, 3, 7, 71)
-    assert (course.start(3), course.start(4)) == (7, 0)
+    assert [course.last(total) for total in (1, 32, 33, 96)] == [1, 1, 2, 3]
     assert not said
 
 
@@ -85,19 +107,17 @@ def test_another_set() -> None:
         go_on(state(images=999), 4)
 
 
-@dataclass(frozen=True)
-class Given:
-    """Settings of a job."""
-
-    share: int = 8
-    lr: float = 0.1
-    new: int = 1
-
-
 def test_what_is_kept() -> None:
     """It is what `begin_or_go_on` looks for, together with the place."""
     course = Course(8, 32, 3, 7, 71)
-    place = {"epoch": 3, "step": 7, "global_step": 71}
+    place: dict[str, Any] = {
+        "epoch": 3,
+        "step": 7,
+        "global_step": 71,
+        "source": "x",
+        "seconds": 0.0,
+    }
+    place["own"] = {"sums": [1.5, 2.0]}
     assert go_on(place | kept(course, Given(), IMAGES, ranks(4)), 4) == (course, [])
 
 
@@ -106,6 +126,11 @@ def test_differences() -> None:
     saved = {"settings": {"lr": 0.1, "share": 8}}
     assert differences(saved, Given()) == ""
     assert differences(saved, Given(lr=0.2)) == "lr 0.1 -> 0.2"
+    course = begin_or_go_on(state(), Given(lr=0.2), IMAGES, ranks(4))
+    assert course.remarks == (
+        "resume: from x",
+        "resume: other settings than then: lr 0.1 -> 0.2",
+    )
 
 
 def test_draw() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from lockstep.devices import device
+from lockstep.metrics import RunDirectory
 from lockstep.session import session
 from lockstep.settings.flags import Checked, flag
 from lockstep.world import World
@@ -58,3 +60,25 @@ class Cluster(Checked):
         """Return the device of this rank, set up as the flags say. Collective."""
         kind = "cuda" if self.backend == "nccl" else "cpu"
         return device(world, kind, tf32=self.tf32, cudnn_benchmark=self.cudnn_benchmark)
+
+    def run_directory(self, world: World, name: str, **facts: Any) -> RunDirectory:
+        """Open the run's directory as the flags say: a new one, or that of --run. Collective.
+
+        Args:
+            world: the ranks.
+            name: of the job.
+            facts: what else is to be noted about the run.
+
+        Raises:
+            SettingsError, StorageError: on all ranks: it cannot be used.
+        """
+        label = f"{name}-{self.group_name}" if self.group_name else name
+        return RunDirectory(
+            world,
+            self.run_dir,
+            label,
+            self,
+            facts,
+            exact=self.run,
+            tensorboard=self.tensorboard,
+        )

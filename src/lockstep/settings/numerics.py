@@ -41,7 +41,7 @@ class Numerics(Checked):
         placed: nn.Module = anything.to(device=device, memory_format=self.layout)
         return placed
 
-    def step_options(self) -> dict[str, Any]:
+    def numerics(self) -> dict[str, Any]:
         """Return what `lockstep.steps` is to be told of this. Local."""
         return {
             "amp": torch.bfloat16 if self.amp == "bf16" else None,

@@ -62,9 +62,10 @@ class Optimization(Checked):
         kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
         return kind(model.parameters(), **common)
 
-    def loss(self) -> partial[torch.Tensor]:
-        """Return the cross-entropy, summed over the images, of logits [n, classes] and labels."""
-        return partial(F.cross_entropy, reduction="sum", label_smoothing=self.label_smoothing)
+    def objective(self) -> dict[str, Any]:
+        """Return what `lockstep.steps` is to be told of the loss and of clipping. Local."""
+        loss = partial(F.cross_entropy, reduction="sum", label_smoothing=self.label_smoothing)
+        return {"loss": loss, "max_norm": self.max_norm}
 
     def total_steps(self, an_epoch: int) -> int:
         """Return the number of steps of the run, given that of an epoch. Local."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lockstep.settings.flags import Checked, flag
 
@@ -26,3 +27,7 @@ class Pictures(Checked):
         """Refuse numbers that make no sense."""
         super().__post_init__()
         self._need_0_or_more("workers")
+
+    def how(self) -> dict[str, Any]:
+        """Return what `lockstep.data.load_pictures` is to be told besides. Local."""
+        return {"in_memory": self.in_memory, "workers": self.workers}
