@@ -13,7 +13,7 @@ from lockstep.data.images import Images
 from lockstep.data.room import free_memory
 from lockstep.data.source import Source
 from lockstep.ending import SETTLE, within
-from lockstep.errors import SettingsError
+from lockstep.errors import DataError, SettingsError
 from lockstep.together import on_all
 from lockstep.world import World
 
@@ -65,11 +65,11 @@ def load_pictures(
             when its batch is taken, by the rank that takes it.
     """
     _check(world, name, in_memory, workers, size)
-    return _load(world, name, directory, in_memory, workers, size)
+    return _load(world, name, directory, in_memory=in_memory, workers=workers, size=size)
 
 
 def _load(
-    world: World, name: str, directory: Path, in_memory: str, workers: int, size: int
+    world: World, name: str, directory: Path, *, in_memory: str, workers: int, size: int
 ) -> tuple[ImageSet, ImageSet]:
     # Not at the top: it loads MPI, which a process that decodes must not.
     from lockstep.data.in_memory import keep, node_of, plan_of, same, together
@@ -158,11 +158,19 @@ def _fits(world: World, size: int, in_memory: str) -> bool:
     """Say whether so many bytes are to be kept on each node; the same on all ranks. Collective."""
     from mpi4py import MPI
 
-    if in_memory != "auto":
-        return in_memory == "yes"
+    if in_memory == "no":
+        return False
     free = free_memory() if world.local_rank == 0 else sys.maxsize
     with within(SETTLE, _DOING):
-        return bool(size <= _SHARE * world.comm.allreduce(free, MPI.MIN))
+        least = world.comm.allreduce(free, MPI.MIN)
+    if in_memory == "yes" and size > least:
+        # Checked before: to find out by trying may cost other processes their lives.
+        raise DataError(
+            f"the pictures take {size >> 20} MiB, and on some node {least >> 20} MiB are free",
+            needed="room for all of them",
+            cure="--in-memory auto or no, a smaller size, or more memory for the job",
+        )
+    return in_memory == "yes" or bool(size <= _SHARE * least)
 
 
 def _folders(

@@ -58,5 +58,6 @@ def _left(group: Path, limit: str, used: str) -> int | None:
     if not most.isdecimal():
         return None  # "max": no limit
     # Pages of files that were read lately count as used, but are given up for others.
-    cache = re.search(r"^(?:total_)?inactive_file (\d+)$", stat, re.MULTILINE)
-    return max(0, int(most) - now + (int(cache[1]) if cache else 0))
+    # Version 1 lists those of the group alone first, then those of all groups below it too.
+    cache = re.findall(r"^(?:total_)?inactive_file (\d+)$", stat, re.MULTILINE)
+    return max(0, int(most) - now + int((cache or ["0"])[-1]))
