@@ -87,9 +87,7 @@ def train(
     """Train to the end, or until somebody asks to leave early; say whether it was the end."""
     world, seed, facts = step.world, settings.seed, kept(course, settings, len(images), step.world)
     done, total = course.total_done, settings.total_steps(course.an_epoch)
-    warmup = round(settings.warmup * course.an_epoch)
-    rate = schedule(step.optimizer, settings.schedule, total=total, warmup=warmup, done=done)
-
+    rate = schedule(step.optimizer, **settings.rate(course.an_epoch), done=done)
     for epoch in range(course.epoch, course.last(total) + 1):
         step.module.train()
         start, sums = course.start(epoch)

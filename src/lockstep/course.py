@@ -79,12 +79,7 @@ def begin_or_go_on(
     share = settings.share
     if state is None:
         return Course(share, steps(images, share, world))
-    if state["images"] != images:
-        raise CheckpointError(
-            f"the checkpoint is of a run on {state['images']} images, this one has {images}",
-            needed="the same images",
-            cure="give the same --data and --data-dir, or another --run, or --resume none",
-        )
+    _require_images(state["images"], images)
     batch, remarks = state["global_batch"], [f"resume: from {state['source']}"]
     if changed := differences(state, settings):
         remarks.append(f"resume: other settings than then: {changed}")
@@ -100,9 +95,17 @@ def begin_or_go_on(
     if mine != batch:
         course, remark = _with_another_batch(state, course, mine)
         remarks.append(remark)
-    own = state["own"] or {}
-    sums, seconds = own.get("sums"), state["seconds"]
-    return replace(course, sums=sums, seconds=seconds, remarks=tuple(remarks))
+    sums = (state["own"] or {}).get("sums")
+    return replace(course, sums=sums, seconds=state["seconds"], remarks=tuple(remarks))
+
+
+def _require_images(then: int, now: int) -> None:
+    if then != now:
+        raise CheckpointError(
+            f"the checkpoint is of a run on {then} images, this one has {now}",
+            needed="the same images",
+            cure="give the same --data and --data-dir, or another --run, or --resume none",
+        )
 
 
 def _with_another_batch(state: Mapping[str, Any], course: Course, batch: int) -> tuple[Course, str]:

@@ -71,3 +71,8 @@ class Optimization(Checked):
         """Return the number of steps of the run, given that of an epoch. Local."""
         whole = self.epochs * an_epoch
         return whole if self.max_steps is None else min(whole, self.max_steps)
+
+    def rate(self, an_epoch: int) -> dict[str, Any]:
+        """Return what `lockstep.schedules.schedule` is to be told, given the steps of an epoch."""
+        warmup = round(self.warmup * an_epoch)
+        return {"name": self.schedule, "total": self.total_steps(an_epoch), "warmup": warmup}
