@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from lockstep import tuning
-from lockstep.allreduce import ALGORITHMS
+from lockstep.allreduce import NAMES
 from lockstep.devices import device
 from lockstep.ending import LONGEST
 from lockstep.errors import CollectiveTimeout, LaunchError, SettingsError
@@ -140,7 +140,7 @@ def _open(
     """Open torch.distributed; what is to be undone at the end goes on the stack. Collective."""
     _wait_for_all(world, _BEGIN, plan.limit, "open")
     _agree(world, plan)
-    tuned = tuning.load(world, ALGORITHMS)
+    tuned = tuning.load(world, NAMES)
     stack.callback(tuning.forget)
     die_together()
     _left.clear()
