@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 import lockstep
-from lockstep.allreduce import ALGORITHMS
+from lockstep.allreduce import NAMES
 from lockstep.data import Images, batches, load, steps
 from lockstep.journal import Journal
 from lockstep.models import ConvNet
@@ -39,7 +39,7 @@ FAST: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Settings(Classic):
-    allreduce: str = flag("auto", "how gradients are summed", ("auto", *ALGORITHMS))
+    allreduce: str = flag("auto", "how gradients are summed", ("auto", *NAMES))
     fast: bool = flag(False, "one cycle of the learning rate, up to a larger --lr, few epochs")
 
 

@@ -9,7 +9,7 @@ as its turn has come and its gradients are there.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from lockstep import compress
 from lockstep.checks import check_examples
+from lockstep.compress import Compression, Compressor
+from lockstep.flat import Flat, by_kind
 from lockstep.pipeline import Line
-from lockstep.reducers import make
+from lockstep.reducers import Stage, make
 from lockstep.world import World, current
 
 # Large enough that the cost of a message is small, small enough that backward hides most of them.
@@ -33,38 +36,12 @@ class Options:
     Attributes:
         allreduce: name of an algorithm, see `lockstep.allreduce.NAMES`; "auto" chooses.
         bucket_bytes: they are summed in pieces of this size.
+        compress: how to send fewer bytes, see `lockstep.compress`; the algorithm is its own then.
     """
 
     allreduce: str = "auto"
     bucket_bytes: int = BUCKET_BYTES
-
-
-class Flat:
-    """Tensors of one dtype and device as views of one buffer.
-
-    Args:
-        like: the tensors whose shapes and strides the views get, in order.
-        buffer: of their dtype and device, as long as all of them; by default a new one.
-
-    Attributes:
-        buffer: one dimension, the sum of their sizes, zeros if it is new.
-        views: one a tensor; a channels_last tensor gets a channels_last view.
-        ends: where each view ends in the buffer, in elements.
-    """
-
-    def __init__(self, like: list[torch.Tensor], buffer: torch.Tensor | None = None) -> None:
-        if buffer is None:
-            count = sum(t.numel() for t in like)
-            buffer = torch.zeros(count, dtype=like[0].dtype, device=like[0].device)
-        self.buffer = buffer
-        self.views: list[torch.Tensor] = []
-        self.ends: list[int] = []
-        start = 0
-        for tensor in like:
-            strides = _dense_strides(tensor)
-            self.views.append(self.buffer.as_strided(tensor.shape, strides, start))
-            start += tensor.numel()
-            self.ends.append(start)
+    compress: Compression | str | None = None
 
 
 class _Bucket:
@@ -99,14 +76,20 @@ class Gradients:
         self._bucket_of: dict[nn.Parameter, int] = {}
         self._buckets: list[_Bucket] = []
         self._hooks: list[Any] = []
-        groups = _by_kind(self.parameters)
+        groups = by_kind(self.parameters)
         kinds = [(m[0].dtype, m[0].device, sum(p.numel() for p in m)) for m in groups]
-        self.reducer = make(options.allreduce, kinds, world, group, options.bucket_bytes)
+        # Nothing is summed in the buffers themselves where sums are compressed.
+        name = options.allreduce if options.compress is None else "ring"
+        self.reducer = make(name, kinds, world, group, options.bucket_bytes)
         for members, buffer in zip(groups, self.reducer.buffers, strict=True):
             self._lay_out(members, buffer, options.bucket_bytes)
         for parameter in self.parameters:
             self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))
-        self._line = Line(self.reducer.stages, overlap=_may_overlap())
+        self.compressor = self._compress(options.compress, group)
+        stages = [self._in_bucket(stage) for stage in self.reducer.stages]
+        if self.compressor is not None:
+            stages = [self._sum_compressed]
+        self._line = Line(stages, overlap=_may_overlap())
         self._next = 0
         self._examples: int | None = None
         self._accumulating = False
@@ -158,12 +141,13 @@ class Gradients:
         finally:
             self._accumulating = False
 
-    def reduce(self, examples: int | None = None) -> int:
+    def reduce(self, examples: int | None = None, *, mean: bool = True) -> int:
         """Finish the sums and make the gradients those of the joined batch. Collective.
 
         Args:
             examples: local number, if backward was called on the loss itself; 0 on a rank without
                 data. None after `backward`, which was told.
+            mean: False leaves them the sums over the examples, which the caller then divides.
 
         Returns:
             the number of examples on all ranks together; with 0 the gradients are zeros.
@@ -189,9 +173,8 @@ class Gradients:
         start = time.perf_counter()
         total = self._finish()
         self.waited += time.perf_counter() - start
-        if total:
-            for flat in self.flats:
-                flat.buffer.div_(total)
+        for flat in self.flats if total and mean else []:
+            flat.buffer.div_(total)
         self._reduced = True
         return total
 
@@ -253,9 +236,28 @@ class Gradients:
         if self._accumulating or not (every or self._line.overlaps):
             return
         while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
-            piece = self._buckets[self._next].piece
             self._next += 1
-            self._line.put(piece, wait=every)
+            self._line.put(self._next - 1, wait=every)
+
+    def _in_bucket(self, stage: Stage) -> Callable[[int], None]:
+        return lambda number: stage(self._buckets[number].piece)
+
+    def _compress(self, how: Compression | str | None, group: Any) -> Compressor | None:
+        if how is None:
+            return None
+        shapes = [p.shape for members in self._members for p in members]
+        buckets, start = [], 0
+        for bucket in self._buckets:
+            buckets.append((bucket.piece, shapes[start : start + bucket.members]))
+            start += bucket.members
+        return compress.make(how, buckets, group)
+
+    def _sum_compressed(self, number: int) -> None:
+        assert self.compressor is not None
+        if number == 0:
+            # What is kept from earlier steps is in units of the mean over all examples.
+            self.compressor.begin(self._examples or 0)
+        self.compressor.reduce(number)
 
     def _begin(self) -> None:
         self._next = 0
@@ -295,16 +297,3 @@ def _may_overlap() -> bool:
     from mpi4py import MPI  # started by now; to import it earlier would start it
 
     return bool(MPI.Query_thread() >= MPI.THREAD_MULTIPLE)
-
-
-def _by_kind(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Sort parameters by dtype and device, each in the given order."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
-    for parameter in parameters:
-        kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-    return list(kinds.values())
-
-
-def _dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the tensor's own strides if it has no gaps, else those of a contiguous one."""
-    return torch.empty_like(tensor, memory_format=torch.preserve_format).stride()

@@ -7,22 +7,23 @@ their order in `lockstep.gradients`; here are the step itself and what keeps the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from lockstep.checks import check_numbers
-from lockstep.gradients import BUCKET_BYTES, Flat, Gradients, Options
-from lockstep.replicas import clip, divergence, equalize, own_group, share
+from lockstep.compress import Compression
+from lockstep.flat import Flat, blocks
+from lockstep.gradients import BUCKET_BYTES, Gradients, Options
+from lockstep.in_step import InStep
+from lockstep.replicas import divergence, equalize, own_group, share
 from lockstep.world import World
 
 __all__ = ["Synchronous", "SynchronousSGD", "divergence", "synchronous"]
 
 
-class SynchronousSGD(torch.optim.Optimizer):
+class SynchronousSGD(InStep, torch.optim.Optimizer):
     """SGD in step on all ranks; momentum, Nesterov and weight decay are those of torch.optim.SGD.
 
     Making it is Collective: it checks that the model is the same on all ranks and gives all of them
@@ -38,15 +39,20 @@ class SynchronousSGD(torch.optim.Optimizer):
         momentum: 0 without.
         weight_decay: L2 penalty.
         nesterov: Nesterov momentum; needs momentum.
-        allreduce: name of an algorithm of `lockstep.allreduce`.
+        allreduce: name of an algorithm, see `lockstep.allreduce.NAMES`; "auto" chooses.
         max_norm: clip the joined gradient to this norm; None without.
         broadcast_buffers: after each step, give all ranks the root's buffers (the statistics of
             BatchNorm), as DistributedDataParallel does.
         bucket_bytes: gradients are summed in pieces of this size.
+        compress: send fewer bytes, such as "bf16", see `lockstep.compress`; None sends all.
+
+    A parameter that no rank has used in a step gets a gradient of zeros, so that weight decay and
+    momentum still move it, where torch.optim.SGD would leave it alone.
 
     Raises:
         ValueError: a number is out of range.
-        LockstepError: on all ranks, if the model is not the same on all of them.
+        LockstepError: on all ranks, if the model or a setting is not the same on all of them, or
+            a named algorithm is not possible here.
     """
 
     def __init__(
@@ -62,13 +68,13 @@ class SynchronousSGD(torch.optim.Optimizer):
         max_norm: float | None = None,
         broadcast_buffers: bool = True,
         bucket_bytes: int = BUCKET_BYTES,
+        compress: Compression | str | None = None,
     ) -> None:
         check_numbers(lr, momentum, weight_decay, nesterov, max_norm)
-        self._group: Any = own_group()
+        self._group = own_group()
+        options = Options(allreduce, bucket_bytes, compress)
         said = f"lr={lr}, momentum={momentum}, weight_decay={weight_decay}, nesterov={nesterov}, "
-        said += f"allreduce={allreduce}, max_norm={max_norm}, bucket_bytes={bucket_bytes}"
-        equalize(model, self._group, said)
-        options = Options(allreduce, bucket_bytes)
+        equalize(model, self._group, f"{said}max_norm={max_norm}, {options}")
         self.gradients = Gradients(model.parameters(), world, self._group, options)
         self._max_norm = max_norm
         self._buffers = list(model.buffers()) if broadcast_buffers else []
@@ -77,40 +83,6 @@ class SynchronousSGD(torch.optim.Optimizer):
         self._weights = [_move_together(flat, self.gradients) for flat in self.gradients.flats]
         self._momenta = [Flat(flat.views) for flat in self.gradients.flats]
         self._share_state()
-
-    @property
-    def communication_seconds(self) -> float:
-        """Seconds that the calling thread has waited for communication since the start."""
-        return self.gradients.waited
-
-    def zero_grad(self, set_to_none: bool = False) -> None:
-        """Set all gradients to zero, whatever set_to_none is: they stay views. Local."""
-        self.gradients.zero()
-
-    def backward(self, loss: torch.Tensor, *, examples: int) -> None:
-        """Compute the gradients of a batch, and sum them over all ranks meanwhile.
-
-        Collective in effect: every rank calls step() afterwards, a rank without data that alone.
-
-        Args:
-            loss: scalar, the mean over the examples.
-            examples: local batch size.
-        """
-        self.gradients.backward(loss, examples)
-
-    def accumulate(self) -> AbstractContextManager[None]:
-        """Let backward() inside of the ``with`` add gradients without communication. Local."""
-        return self.gradients.accumulate()
-
-    def reduce(self, *, examples: int | None = None) -> int:
-        """Make the gradients those of the joined batch, before step() does it. Collective.
-
-        For a look at them, or a clipping of one's own, between backward and step.
-
-        Returns:
-            the number of examples on all ranks together.
-        """
-        return self.gradients.reduce(examples)
 
     @torch.no_grad()
     def step(  # type: ignore[override]  # torch's has a closure, which makes no sense in step
@@ -127,22 +99,25 @@ class SynchronousSGD(torch.optim.Optimizer):
             ValueError: examples is missing, or zero_grad() was not called since the last step.
         """
         self._require_parameters()
-        if not _join(self.gradients, examples, self._max_norm):
-            return
-        numbers = self.param_groups[0]
+        # The mean is taken in the same pass over the memory as the step, if nobody wants it before.
+        divisor = 1
+        if not self.gradients.reduced and self._max_norm is None:
+            divisor = self.gradients.reduce(examples, mean=False)
+        elif not self._join(examples):
+            divisor = 0
+        if not divisor:
+            return  # no rank had data
         for weights, flat, momenta in zip(
             self._weights, self.gradients.flats, self._momenta, strict=True
         ):
-            _descend(weights.buffer, flat.buffer, momenta.buffer, numbers)
+            buffers = weights.buffer, flat.buffer, momenta.buffer
+            for w, g, m in zip(*map(blocks, buffers), strict=True):
+                _descend(w, g, m, divisor, self.param_groups[0])
         share(self._buffers, self._group)
 
-    def close(self) -> None:
-        """Let go of the model, stop the thread and close the group. Collective.
-
-        A program that makes one SGD need not; one that makes many should.
-        """
-        self.gradients.close()
-        dist.destroy_process_group(self._group)
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: of the optimizer, momentum included, and of the compression. Local."""
+        return super().state_dict() | self._compression_state()
 
     def _require_parameters(self) -> None:
         views = (view for flat in self._weights for view in flat.views)
@@ -168,6 +143,7 @@ class SynchronousSGD(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state that state_dict() has given, momentum included. Local."""
         super().load_state_dict(state_dict)
+        self._load_compression(state_dict)
         for parameter, view in self._momentum_views():
             loaded = self.state[parameter].get("momentum_buffer")
             if loaded is None:
@@ -185,7 +161,7 @@ class SynchronousSGD(torch.optim.Optimizer):
             self.state[parameter]["momentum_buffer"] = view
 
 
-class Synchronous:
+class Synchronous(InStep):
     """Any torch optimizer, in step on all ranks; see `synchronous`."""
 
     def __init__(
@@ -197,21 +173,18 @@ class Synchronous:
         model: nn.Module | None = None,
         max_norm: float | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        compress: Compression | str | None = None,
     ) -> None:
         self.optimizer = optimizer
-        self._group: Any = own_group()
+        check_numbers(0.0, 0.0, 0.0, False, max_norm)
+        self._group = own_group()
         self._max_norm = max_norm
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        equalize(model if model is not None else nn.ParameterList(parameters), self._group)
+        options = Options(allreduce, bucket_bytes, compress)
+        said = f"{_spell(optimizer)}, max_norm={max_norm}, {options}"
+        equalize(model if model is not None else nn.ParameterList(parameters), self._group, said)
         self._buffers = list(model.buffers()) if model is not None else []
-        options = Options(allreduce, bucket_bytes)
         self.gradients = Gradients(parameters, world, self._group, options)
-
-    communication_seconds = SynchronousSGD.communication_seconds
-    zero_grad = SynchronousSGD.zero_grad
-    backward = SynchronousSGD.backward
-    accumulate = SynchronousSGD.accumulate
-    reduce = SynchronousSGD.reduce
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -219,12 +192,13 @@ class Synchronous:
         return self.optimizer.param_groups
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's own state. Local."""
-        return self.optimizer.state_dict()
+        """Return the optimizer's own state, and that of the compression. Local."""
+        return self.optimizer.state_dict() | self._compression_state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the optimizer's own state. Local."""
+        """Take over what state_dict() has given. Local."""
         self.optimizer.load_state_dict(state_dict)
+        self._load_compression(state_dict)
 
     def step(self, *, examples: int | None = None) -> None:
         """Take the optimizer's step along the gradient of the joined batch. Collective.
@@ -232,10 +206,9 @@ class Synchronous:
         Args:
             examples: as for `SynchronousSGD.step`.
         """
-        if not _join(self.gradients, examples, self._max_norm):
-            return
-        self.optimizer.step()
-        share(self._buffers, self._group)
+        if self._join(examples):
+            self.optimizer.step()
+            share(self._buffers, self._group)
 
 
 def synchronous(optimizer: torch.optim.Optimizer, world: World, **options: Any) -> Synchronous:
@@ -244,33 +217,35 @@ def synchronous(optimizer: torch.optim.Optimizer, world: World, **options: Any) 
     Args:
         optimizer: with its parameters; they are made those of the root.
         world: the ranks.
-        options: allreduce, max_norm, bucket_bytes as for SynchronousSGD; model, if its buffers are
-            to be made those of the root too, at the start and after each step.
+        options: allreduce, max_norm, bucket_bytes, compress as for SynchronousSGD; model, if its
+            buffers are to be made those of the root too, at the start and after each step.
 
     Returns:
-        an object with zero_grad, backward, accumulate, reduce and step as SynchronousSGD has them.
-        Learning rate schedules take its attribute ``optimizer``.
+        an object with zero_grad, backward, accumulate, reduce, step and close as SynchronousSGD
+        has them. Learning rate schedules take its attribute ``optimizer``.
     """
     return Synchronous(optimizer, world, **options)
 
 
-def _join(gradients: Gradients, examples: int | None, max_norm: float | None) -> bool:
-    """Make the gradients those of the joined batch, and clip them. Collective.
-
-    Returns:
-        False if no rank had data: there is nothing to step along.
-    """
-    if not gradients.reduced and not gradients.reduce(examples):
-        return False
-    if max_norm is not None:
-        clip([flat.buffer for flat in gradients.flats], max_norm)
-    return True
+def _spell(optimizer: torch.optim.Optimizer) -> str:
+    """Write down an optimizer's settings."""
+    groups = [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+    return f"{type(optimizer).__name__}({groups})"
 
 
 def _descend(
-    weights: torch.Tensor, gradient: torch.Tensor, momenta: torch.Tensor, numbers: dict[str, Any]
+    weights: torch.Tensor,
+    gradient: torch.Tensor,
+    momenta: torch.Tensor,
+    divisor: int,
+    numbers: dict[str, Any],
 ) -> None:
     """Take one step along flat buffers; the formula and the order of torch.optim.SGD."""
+    if divisor != 1:
+        gradient.div_(divisor)
     lr, momentum, decay = numbers["lr"], numbers["momentum"], numbers["weight_decay"]
     direction = gradient.add(weights, alpha=decay) if decay else gradient
     if momentum:

@@ -22,7 +22,8 @@ ROWS = [
     {"launch", "mpi_backend", "shared_memory", "meeting", "rendezvous", "devices", "threads", "spawn"}
     | {"together", "interrupt", "progress", "tuning", "choice", "windows"},
     {"allreduce", "reducers", "session", "spawned"},
-    {"checks", "gradients", "replicas", "sgd", "in_step", "flat", "batchnorm", "data", "models", "checkpoint"}
+    {"checks", "gradients", "replicas", "sgd", "in_step", "flat", "compress", "batchnorm"}
+    | {"data", "models", "checkpoint"}
     | {"metrics", "settings", "schedules", "steps"},
     {"training", "journal", "logbook", "course", "proof", "hosts", "smoke", "bench"},
     {"report", "__main__"},
