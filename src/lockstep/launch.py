@@ -19,7 +19,6 @@ from typing import NoReturn
 
 import torch
 
-from lockstep import notes
 from lockstep.ending import abort, flush
 from lockstep.errors import LaunchError, LockstepError
 from lockstep.waiting import wait_until
@@ -80,8 +79,6 @@ def die_together() -> None:
     ) -> None:
         global _failed
         _failed = True
-        if is_late(error):
-            notes.explain()
         previous(kind, error, trace)
 
     sys.excepthook = note_and_go_on
@@ -141,15 +138,7 @@ def _report(error: BaseException) -> None:
     if isinstance(error, LockstepError):
         _say(_short(error))
         return
-    if is_late(error):
-        notes.explain()
     _say("".join(traceback.format_exception(error)).rstrip())
-
-
-def is_late(error: BaseException) -> bool:
-    """Say whether an error of torch's means that another rank has not come in time. Local."""
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and ("timed out" in text or "timeout" in text)
 
 
 def _short(error: LockstepError) -> str:

@@ -31,6 +31,8 @@ TEXTS = HEADER + CALLS * CALL
 ROOM = 32 * 2**10
 BYTES = TEXTS + ROOM
 _MASK = CALLS - 1
+# Pseudo-groups: of point-to-point messages that are waited for, and of training steps.
+MESSAGES, TRAINING = "messages", "training"
 _write_call = struct.Struct("8q").pack_into
 _write_word = struct.Struct("q").pack_into
 
@@ -53,10 +55,11 @@ class Recorder:
 
     Args:
         memory: this rank's part, BYTES long, cleared.
+        longest: limit in seconds of calls that have a longer one, or none.
     """
 
-    def __init__(self, memory: Any) -> None:
-        self._memory = memory
+    def __init__(self, memory: Any, longest: float) -> None:
+        self._memory, self._longest = memory, longest
         self._numbers = count()
         self._used = 1  # text 0 is the empty one
         self._texts: dict[object, int] = {"": 0}
@@ -90,7 +93,7 @@ class Recorder:
         file, line = self.place(sys._getframe(2))
         n = next(self._numbers)
         at = HEADER + (n & _MASK) * CALL
-        limit = int(seconds * 1000.0)
+        limit = int((seconds if seconds < self._longest else self._longest) * 1000.0)
         now = monotonic_ns()
         _write_call(self._memory, at, counter[1], counter[0], what, file, line, now, 0, limit)
         _write_word(self._memory, BEGUN * 8, n + 1)
@@ -218,7 +221,7 @@ def step(number: int, seconds: float = 0.0) -> None:
         return
     if _step >= 0:
         recorder.leave(_step)
-    _step = recorder.enter("training", "step", 0, (), seconds or session_limit)
+    _step = recorder.enter(TRAINING, "step", 0, (), seconds or session_limit)
 
 
 def no_step() -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ import torch
 from mpi4py import MPI
 from torch.futures import Future
 
+from lockstep import notes
 from lockstep.ending import within_reason
 from lockstep.errors import CollectiveTimeout, LockstepError, MPIFailure
 from lockstep.mpi_backend.buffers import blocks, check, check_written, flat, give_back, memory
@@ -81,10 +83,12 @@ class Message(_Work):
         if not self._over and not self.look():
             asked_for = timeout.total_seconds() if timeout is not None else 0.0
             seconds = within_reason(asked_for) if asked_for > 0 else self._group.seconds
-            if not wait_until(self.look, seconds, patience_here()):
-                if asked_for > 0:
-                    raise self._timeout(seconds)
-                self._give_up(seconds)
+            with self._noted(seconds):
+                if not wait_until(self.look, seconds, patience_here()):
+                    notes.explain()
+                    if asked_for > 0:
+                        raise self._timeout(seconds)
+                    self._give_up(seconds)
         if self._error is not None:
             raise self._error
         return True
@@ -146,6 +150,22 @@ class Message(_Work):
         who = "any rank" if self._peer == MPI.ANY_SOURCE else f"rank {self._peer}"
         verb = f"recv of {what} from {who}" if self._receiving else f"send of {what} to {who}"
         return self._group.label(f"{verb}, tag {self._tag},")
+
+    @contextmanager
+    def _noted(self, seconds: float) -> Iterator[None]:
+        """Tell the watchdog that this rank waits here."""
+        recorder = notes.current
+        if recorder is None:
+            yield
+            return
+        who = "any rank" if self._peer == MPI.ANY_SOURCE else f"rank {self._peer}"
+        verb = f"recv from {who}" if self._receiving else f"send to {who}"
+        key, tensors = (self._tag, self._tensor.dtype, self._tensor.numel()), (self._tensor,)
+        at = recorder.enter(notes.MESSAGES, f"{verb}, tag {self._tag}", key, tensors, seconds)
+        try:
+            yield
+        finally:
+            recorder.leave(at)
 
     def _test(self) -> bool:
         try:

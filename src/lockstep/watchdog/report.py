@@ -33,8 +33,15 @@ class Standing:
     seconds: float
 
     def __str__(self) -> str:
+        return self._with_details(f"{self.verb} #{self.number} of group {self.group}")
+
+    @property
+    def words(self) -> str:
+        """The call without its number, which for a message says nothing to others."""
+        return self._with_details(self.verb)
+
+    def _with_details(self, name: str) -> str:
         inside = ", ".join(part for part in (self.what, self.place) if part)
-        name = f"{self.verb} #{self.number} of group {self.group}"
         return f"{name} ({inside})" if inside else name
 
 

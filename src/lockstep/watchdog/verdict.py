@@ -6,13 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lockstep.notes import unlisted
+from lockstep.notes import MESSAGES, TRAINING, unlisted
 from lockstep.watchdog.report import RankReport, Standing
 
 # So many ranks are named one by one; of more, the first.
 _NAMED = 8
-# The pseudo-group of training steps, of which the notes know only that one is under way.
-TRAINING = "training"
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,8 @@ def judge(reports: Sequence[RankReport]) -> Verdict:
         said, more = _compare(standing, reports, present)
         lines += said
         late += more
+    elif said := _messages(present):
+        lines += said
     elif not lines:
         said, late = _by_place(present)
         lines += said
@@ -76,7 +76,7 @@ def _call_that_stands(reports: Sequence[RankReport]) -> Standing | None:
     """Return the call that most ranks wait in; of a rank's calls the first holds up the others."""
     firsts: list[Standing] = []
     for it in reports:
-        seen: set[str] = {TRAINING}
+        seen = {TRAINING, MESSAGES}
         for call in it.open:
             if call.group not in seen:
                 seen.add(call.group)
@@ -134,6 +134,18 @@ def _differing(entered: dict[int, Standing]) -> list[str]:
                 f"({call.place}), others {common[1]}"
             )
     return _short(lines)
+
+
+def _messages(present: Sequence[RankReport]) -> list[str]:
+    """Say who waits for a message, and where the others are."""
+    waiting = {it.rank: c for it in present for c in it.open if c.group == MESSAGES}
+    lines = [
+        f"{_name(it)} waits in {waiting[it.rank].words} since {waiting[it.rank].seconds:.0f} s"
+        for it in present
+        if it.rank in waiting
+    ]
+    others = [it for it in present if it.rank not in waiting and it.place] if lines else []
+    return [*_short(lines), *_short([f"{_name(it)} is in {it.place}{_since(it)}" for it in others])]
 
 
 def _by_place(present: Sequence[RankReport]) -> tuple[list[str], list[int]]:

@@ -77,7 +77,7 @@ def watched(world: World, seconds: float) -> Iterator[None]:
         yield
         return
     notes.session_limit = seconds
-    limits = Limits(_warn(seconds), asked == "wait")
+    limits = Limits(_warn(seconds), seconds, asked == "wait")
     with within(_OPEN, "opening the watch"):
         _watcher = _open(world, limits)
     if _watcher is None:
@@ -93,7 +93,9 @@ def watched(world: World, seconds: float) -> Iterator[None]:
             recorder.set(notes.CODE, code)
             recorder.set(notes.STATE, notes.EXITED if code else notes.CLOSED)
             raise
-        except BaseException:
+        except BaseException as error:
+            if _is_late(error):
+                notes.explain()
             recorder.set(notes.STATE, notes.RAISED)
             raise
         else:
@@ -102,6 +104,13 @@ def watched(world: World, seconds: float) -> Iterator[None]:
             notes.no_step()
             notes.current = None
     # The thread goes on: other ranks may still wait for this one, and somebody has to say so.
+
+
+def _is_late(error: BaseException) -> bool:
+    """Say whether an error of torch's means that another rank is late, or is gone."""
+    text = str(error).lower()
+    signs = ("timed out", "timeout", "closed by peer", "reset by peer", "broken pipe")
+    return isinstance(error, RuntimeError) and any(sign in text for sign in signs)
 
 
 def _open(world: World, limits: Limits) -> Watcher | None:

@@ -14,7 +14,7 @@ from time import monotonic_ns
 from typing import Any
 
 from lockstep import notes
-from lockstep.ending import abort
+from lockstep.ending import LONGEST, abort
 from lockstep.notes import Recorder
 from lockstep.shared_memory import Segment
 from lockstep.watchdog import stacks
@@ -38,10 +38,12 @@ class Limits:
 
     Attributes:
         warn: seconds after which a call that stands is told of, once.
+        longest: seconds; with wait, the limit of calls whose timeout is put off.
         wait: after the verdict at the limit go on waiting instead of ending the job.
     """
 
     warn: float
+    longest: float
     wait: bool
 
 
@@ -70,7 +72,8 @@ class Watcher:
         self._segment, self._ranks, self._host = segment, ranks, host
         self._channel, self._limits, self._hub = channel, limits, hub
         self._parts = [segment.part(r) for r in range(segment.size)]
-        self.recorder = Recorder(self._parts[segment.rank])
+        longest = limits.longest if limits.wait else LONGEST
+        self.recorder = Recorder(self._parts[segment.rank], longest)
         self._lives: dict[int, Life] = {}
         # what has been said of already: (rank, entered, reason)
         self._said: set[tuple[int, int, str]] = set()
@@ -110,6 +113,8 @@ class Watcher:
             return
         asked = monotonic_ns()
         self.recorder.set(notes.ASKED, asked)
+        with contextlib.suppress(OSError):
+            self._wake.send(b"\0")
         deadline = time.monotonic() + seconds
         while self.recorder.get(notes.TOLD) < asked and time.monotonic() < deadline:
             if not self._thread.is_alive() or self._stop.wait(0.02):
@@ -280,5 +285,8 @@ class Watcher:
 
 
 def _facts(call: Call, age: float) -> dict[str, Any]:
-    what = f"{call.verb} #{call.number} of group {call.group.partition('|')[0]}"
+    group = call.group.partition("|")[0]
+    what = f"{call.verb} #{call.number}"
+    if group not in (notes.MESSAGES, notes.TRAINING):
+        what = f"{what} of group {group}"
     return {"what": what, "seconds": age, "limit": call.limit}

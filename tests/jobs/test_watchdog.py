@@ -1,0 +1,124 @@
+"""A job that hangs says which rank is late and where, within its limit, and ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from launching import Outcome, Program, need
+
+PROGRAM = Path(__file__).parent / "programs" / "hanging.py"
+# Seconds to start Python and torch on all ranks, on a machine that others use as well.
+START = 90.0
+LIMIT = 4.0
+# Seconds that the verdict and the end may take beyond the limit.
+MORE = 12.0
+
+NAME = r"rank 1 \([^)]+\)"
+# What goes wrong, and what the verdict has to say, over mpi.
+CASES = {
+    "loop": rf"{NAME} has not entered all_reduce #6 of group 0 \(float32\[1000\], "
+    r"hanging.py:\d+\); it is in hanging.py:2[67] since \d+ s\n +2 others wait there",
+    "no-interpreter": rf"{NAME} has not entered all_reduce #6 [^\n]*hanging.py:29[^\n]*"
+    "which does not let go of the interpreter",
+    "stop": rf"{NAME} is stopped \(SIGSTOP",
+    "kill": rf"{NAME} is gone \((SIGKILL, signal 9|killed)",
+    "exit": rf"{NAME} has left by exit code 3",
+    "raise": r"rank 1 of 3, [^\n]*Traceback[\s\S]*ValueError: boom on purpose",
+    "skip": rf"{NAME} has closed the session",
+    "verb": r"rank 1 called broadcast #6 [^\n]*where the others called all_reduce #6",
+    "shape": r"rank 1 called all_reduce #6 \(float32\[7\][^\n]*others called all_reduce #6 "
+    r"\(float32\[1000\]",
+    "message": rf"{NAME} has not entered all_reduce #6 [^\n]*hanging.py:\d+\)",
+}
+
+
+def run(name: str, how: str, backend: str, directory: Path, limit: float = LIMIT) -> Outcome:
+    """Run the program; it has to end soon after the limit, with a code that is not 0."""
+    mpi = need(name)
+    command = mpi.command(3, str(PROGRAM), how, backend, str(limit))
+    outcome = Program(command, mpi.environment(), directory).finish(START)
+    ended = time.time()
+    assert not outcome.timed_out, str(outcome)
+    assert outcome.code != 0, str(outcome)
+    event = max(float(at) for at in re.findall(r"event (\d+\.\d+)", outcome.text))
+    assert ended - event < limit + MORE, f"{ended - event:.1f} s after the event; {outcome}"
+    return outcome
+
+
+@pytest.mark.parametrize("how", list(CASES))
+def test_open_mpi(how: str, tmp_path: Path) -> None:
+    """Each case under Open MPI."""
+    outcome = run("openmpi", how, "mpi", tmp_path)
+    assert re.search(CASES[how], outcome.text), str(outcome)
+
+
+@pytest.mark.parametrize("name", ["mpich", "impi"])
+@pytest.mark.parametrize("how", ["loop", "stop", "kill", "skip", "verb"])
+def test_other_mpis(name: str, how: str, tmp_path: Path) -> None:
+    """What may depend on the launcher, under the other two."""
+    outcome = run(name, how, "mpi", tmp_path)
+    assert re.search(CASES[how], outcome.text), str(outcome)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("loop", rf"{NAME} is in hanging.py:2[67]"),
+        ("stop", rf"{NAME} is stopped \(SIGSTOP"),
+        ("kill", rf"{NAME} is gone \((SIGKILL, signal 9|killed)"),
+        ("exit", rf"{NAME} has left by exit code 3|rank 1 of 3, [^\n]*leaves with code 3"),
+        ("raise", r"rank 1 of 3, [^\n]*Traceback[\s\S]*ValueError: boom on purpose"),
+    ],
+)
+def test_gloo(how: str, said: str, tmp_path: Path) -> None:
+    """Of gloo's verbs the notes know nothing; where the ranks are they know all the same."""
+    outcome = run("openmpi", how, "gloo", tmp_path)
+    assert re.search(said, outcome.text), str(outcome)
+
+
+def test_sigquit_asks_and_ends_nothing(tmp_path: Path) -> None:
+    """SIGQUIT to any rank has the verdict printed; the job goes on to its end."""
+    mpi = need("openmpi")
+    command = mpi.command(3, str(PROGRAM), "quit", "mpi", "60")
+    program = Program(command, mpi.environment(), tmp_path)
+    program.wait_for("waiting", 3, START)
+    time.sleep(1.0)  # until the others wait in all_reduce, while rank 1 sleeps for 8 s
+    ranks = _ranks_of(program)
+    assert len(ranks) == 3
+    os.kill(ranks[-1], signal.SIGQUIT)
+    outcome = program.finish(START)
+    assert outcome.code == 0, str(outcome)
+    assert "SIGQUIT: what the ranks are doing" in outcome.text, str(outcome)
+    assert re.search(rf"{NAME} has not entered all_reduce #6", outcome.text), str(outcome)
+
+
+def test_waits_on_if_asked(tmp_path: Path) -> None:
+    """With LOCKSTEP_WATCHDOG=wait the verdict at the limit ends nothing."""
+    mpi = need("openmpi")
+    command = mpi.command(3, str(PROGRAM), "quit", "mpi", "2")
+    environment = mpi.environment(LOCKSTEP_WATCHDOG="wait")
+    outcome = Program(command, environment, tmp_path).finish(START)
+    assert outcome.code == 0, str(outcome)
+    assert re.search(rf"limit of 2 s\n +{NAME} has not entered all_reduce #6", outcome.text)
+
+
+def _ranks_of(program: Program) -> list[int]:
+    """Return the processes that run the test program in Python, below the launcher."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if parent == program.process.pid and str(PROGRAM).encode() in words:
+            found.append(int(entry.name))
+    return sorted(found)
