@@ -42,7 +42,8 @@ class Settings(Checked):
     shared: Path | None = flag(None, "directory that all nodes share (default --run-dir)")  # noqa: RUF009
     data_dir: Path | None = flag(None, "where MNIST and CIFAR-10 are")  # noqa: RUF009
     per_node: int | None = flag(None, "ranks expected on each node")
-    limit: float = flag(15.0, "seconds that a check may take")
+    hostfile: Path | None = flag(None, "the launcher's, to compare with")  # noqa: RUF009
+    limit: float = flag(20.0, "seconds that a check may take")
     within: float = flag(50.0, "seconds that all checks together may take")
     run_dir: Path = flag(Path("runs"), "where the run's directory is made")  # noqa: RUF009
 
@@ -59,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         shared=settings.shared or settings.run_dir,
         data_dir=settings.data_dir,
         per_node=settings.per_node,
+        hostfile=settings.hostfile,
         limit=settings.limit,
         within=settings.within,
     )

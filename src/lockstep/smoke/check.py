@@ -43,6 +43,7 @@ class Options:
         shared: the directory that all nodes are to share.
         data_dir: where MNIST and CIFAR-10 are; None leaves that check out.
         per_node: ranks expected on each node; None if any number will do.
+        hostfile: which the launcher was given; None if none.
         limit: seconds that a check may take at most.
         within: seconds for all checks together.
     """
@@ -50,7 +51,8 @@ class Options:
     shared: Path
     data_dir: Path | None = None
     per_node: int | None = None
-    limit: float = 15.0
+    hostfile: Path | None = None
+    limit: float = 20.0
     within: float = 50.0
 
 

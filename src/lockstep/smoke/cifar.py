@@ -6,21 +6,14 @@ import hashlib
 import os
 from pathlib import Path
 
-# MD5 sums of the files of the Python form, as Alex Krizhevsky's page distributes them.
-_BATCHES = {
-    "data_batch_1": "c99cafc152244af753f735de768cd75f",
-    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-    "data_batch_4": "634d18415352ddfa80567beed471001a",
-    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
-    "test_batch": "40351d587109b95175f43aff81a1287e",
-}
+from lockstep.data import cifar10
+
 _IMAGES = {"train": 50_000, "test": 10_000}
 
 
 def find(directory: Path) -> Path | None:
     """Return where CIFAR-10 is in a directory, None if it is not there."""
-    for path in (directory / "cifar-10-batches-py", directory / "cifar10-images"):
+    for path in (directory / cifar10.FOLDER, directory / "cifar10-images"):
         if path.is_dir():
             return path
     return directory if all((directory / part).is_dir() for part in _IMAGES) else None
@@ -30,22 +23,24 @@ def fingerprint(directory: Path) -> str:
     """Return a few words that are the same for the same set.
 
     Raises:
-        ValueError: a file is missing or not what it should be.
+        ValueError: a file is missing or not what it should be; DataError: so is MD5SUMS.
         OSError: one cannot be read.
     """
     place = find(directory)
     if place is None:
         raise ValueError("not there")
-    return _batches(place) if place.name == "cifar-10-batches-py" else _pictures(place)
+    return _batches(place) if place.name == cifar10.FOLDER else _pictures(place)
 
 
 def _batches(place: Path) -> str:
-    for name, wanted in _BATCHES.items():
+    sums = cifar10.checksums(place.parent)
+    for name, wanted in sums.items():
         content = (place / name).read_bytes()
         found = hashlib.md5(content, usedforsecurity=False).hexdigest()
         if found != wanted:
             raise ValueError(f"{name} has the MD5 sum {found}, {wanted} is right")
-    return "whole, 60000 images in 6 batches"
+    own = "" if sums == cifar10.CHECKSUMS else ", by its own MD5SUMS"
+    return f"whole, {len(sums)} files{own}"
 
 
 def _pictures(place: Path) -> str:

@@ -16,7 +16,7 @@ _MISSING = "missing"
 # How to get each set.
 _GET = {
     "MNIST": "python jobs/mnist_ddp.py --data mnist --epochs 1 --data-dir {}   # downloads it",
-    "CIFAR-10": "put cifar-10-batches-py or cifar10-images/train and test into {}",
+    "CIFAR-10": "python jobs/resnet_ddp.py --data cifar10 --epochs 1 --data-dir {}   # fetches it",
 }
 
 

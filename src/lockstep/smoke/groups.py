@@ -62,7 +62,7 @@ class Groups(Check):
             if bad:
                 found.fail(
                     f"{backend}: {wrong[bad[0]]} on {named(bad, lab.roster)}",
-                    f"python -m pytest tests/mpi under mpirun; another backend than {backend}",
+                    f"mpirun -n 4 python -m pytest tests/mpi; or another --backend than {backend}",
                 )
         if ways > _CLOSE or apart > 0.0:
             found.fail(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from lockstep import launcher
-from lockstep.errors import CollectiveTimeout
+from lockstep import hostfile, launcher
+from lockstep.errors import CollectiveTimeout, LockstepError
 from lockstep.smoke.check import Check, Finding, Lab
 from lockstep.smoke.compare import by_node, named, odd_ones, spans
 from lockstep.waiting import wait_until
@@ -156,10 +157,27 @@ def _placed(found: Finding, answers: Mapping[int, Facts], lab: Lab) -> None:
             f"mpirun --map-by ppr:{wanted}:node (Open MPI), mpiexec -ppn {wanted} (MPICH, Intel), "
             f"srun --ntasks-per-node={wanted}",
         )
+    elif lab.options.hostfile is not None:
+        _as_in_hostfile(found, lab.options.hostfile, nodes, lab)
     elif wanted is None and len(set(sizes.values())) > 1:
         common, others = odd_ones(sizes)
         names = [lab.roster[nodes[node][0]].host for odd in others.values() for node in odd]
         found.warn(
             f"{', '.join(names[:6])} has another number of ranks than the {common} of most nodes",
             "slots= in the hostfile, or mpirun --map-by ppr:N:node; --per-node N checks it",
+        )
+
+
+def _as_in_hostfile(found: Finding, path: Path, nodes: Mapping[int, list[int]], lab: Lab) -> None:
+    """Say so if hosts of the file have no rank although there are ranks enough for all."""
+    try:
+        names = list(dict.fromkeys(host.name for host in hostfile.read(path)))
+    except LockstepError as error:
+        found.fail(error.found, error.cure)
+        return
+    if len(nodes) < len(names) <= lab.world.size:
+        used = ", ".join(lab.roster[ranks[0]].host for ranks in nodes.values())
+        found.fail(
+            f"{path} names {len(names)} hosts, but all {lab.world.size} ranks are on {used}",
+            "mpirun --map-by slot (Open MPI), or a number behind each host in the file",
         )
