@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lockstep import compress
+from lockstep import compress, notes
 from lockstep.checks import check_examples
 from lockstep.compress import Compression, Compressor
 from lockstep.flat import Flat, by_kind
@@ -161,8 +161,7 @@ class Gradients:
         if examples is None and self._examples is None:
             raise ValueError(
                 "step() after loss.backward() does not know how many examples the loss is of\n"
-                "  needed: step(examples=len(batch)), or backward(loss, examples=…) of this same "
-                "object in place of loss.backward()\n"
+                "  needed: step(examples=len(batch)), or this object's backward(loss, examples=…)\n"
                 "  to do:  pass the number of examples of this rank, 0 if it had none"
             )
         if self._examples is None:
@@ -179,7 +178,7 @@ class Gradients:
         return total
 
     def close(self) -> None:
-        """Let go of the parameters and stop the thread; gradients stay where they are. Local."""
+        """Let go of the parameters and stop the thread; the gradients stay. Local."""
         for hook in self._hooks:
             hook.remove()
         self.reducer.close()
@@ -198,6 +197,7 @@ class Gradients:
         """Whether the gradients are those of all ranks already."""
         return self._reduced
 
+    @notes.during("sgd", "sum of gradients")
     def _finish(self) -> int:
         for bucket in self._buckets:
             bucket.missing = 0  # what has not come is zeros

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lockstep import notes
 from lockstep.data import Batch
 from lockstep.metrics import EPOCH, STEP, RunDirectory
 from lockstep.settings import Classic
@@ -65,6 +66,7 @@ class Journal:
             batch: what the ranks took.
             loss: the mean over the images of this rank; not looked at if it had none.
         """
+        notes.step()
         if n := len(batch.indices):
             # Stays on its device: to look at it would wait for the device at every step.
             weighted = loss.detach().double() * n
@@ -85,6 +87,7 @@ class Journal:
             test: Collective; its time does not count as training.
             waited: seconds of communication since the start of the job, if they are known.
         """
+        notes.no_step()
         if self._loss is not None and self._loss.is_cuda:
             torch.cuda.synchronize()
         seconds = time.perf_counter() - self._epoch_begin

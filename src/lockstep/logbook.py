@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
+from lockstep import notes
 from lockstep.metrics import EPOCH, STEP, RunDirectory
 from lockstep.progress import Progress
 from lockstep.world import World
@@ -113,6 +114,7 @@ class Logbook:
             images: number of this rank; total: of all ranks.
             waited: seconds that this rank has waited for communication since the start, if known.
         """
+        notes.step()
         self._images += total
         if images:
             self._add(loss.detach().double() * images, images)
@@ -171,6 +173,7 @@ class Logbook:
         Raises:
             StorageError: on all ranks: something could not be written to the run directory.
         """
+        notes.no_step()
         self.progress.stop()
         loss = self._mean_loss()
         speed = self._epoch_images / max(self._epoch_seconds, 1e-9)

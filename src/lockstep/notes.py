@@ -12,7 +12,8 @@ import site
 import struct
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from time import monotonic_ns
@@ -194,8 +195,24 @@ def is_the_users(name: str) -> bool:
 
 # The recorder of this process, while a session that is watched is open.
 current: Recorder | None = None
+# Where the stacks of late ranks go: the run directory, once there is one.
+directory = ""
 # Has the verdict printed; set by the watchdog.
 ask: Callable[[float], None] | None = None
+
+
+@contextmanager
+def during(group: str, verb: str) -> Iterator[None]:
+    """Note the body of a ``with``, or a function, as a call of the session's limit. Local."""
+    recorder = current
+    if recorder is None:
+        yield
+        return
+    at = recorder.enter(group, verb, 0, (), session_limit)
+    try:
+        yield
+    finally:
+        recorder.leave(at)
 
 
 def explain(seconds: float = 6.0) -> None:
@@ -208,20 +225,15 @@ def explain(seconds: float = 6.0) -> None:
         ask(seconds)
 
 
-def step(number: int, seconds: float = 0.0) -> None:
-    """Note that a training step is over and the next begins. Local.
-
-    Args:
-        number: of the step that begins, for readers of the code; the notes count by themselves.
-        seconds: limit; 0 takes that of the session.
-    """
+def step() -> None:
+    """Note that a training step is over and the next begins; its limit is the session's. Local."""
     global _step
     recorder = current
     if recorder is None:
         return
     if _step >= 0:
         recorder.leave(_step)
-    _step = recorder.enter(TRAINING, "step", 0, (), seconds or session_limit)
+    _step = recorder.enter(TRAINING, "step", 0, (), session_limit)
 
 
 def no_step() -> None:

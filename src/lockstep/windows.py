@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
-from lockstep import kernel
+from lockstep import kernel, notes
 from lockstep.ending import within_reason
 from lockstep.errors import CollectiveMismatch, CollectiveTimeout, GroupBroken
 from lockstep.meeting import Late, Meeting, MessageMeeting
@@ -26,7 +26,7 @@ class Windows:
     """Flat buffers of the ranks of one node. Making it is Collective and blocking.
 
     Args:
-        comm: ranks of one node, for this object alone.
+        comm: ranks of one node, for this object alone; it is freed.
         kinds: dtype and number of elements of each buffer; the same on all ranks.
         purpose: what it is for, for messages.
         names: how to call each rank of comm in messages.
@@ -50,7 +50,7 @@ class Windows:
         seconds: float,
         meetings: int = 1,
     ) -> None:
-        self._comm, self._purpose, self._names = comm, purpose, names
+        self._purpose, self._names = purpose, names
         self._seconds = within_reason(seconds)
         self._rank, self._size = comm.rank, comm.size
         self._library = _library_of_all(comm)
@@ -65,7 +65,7 @@ class Windows:
             for (dtype, count), place in zip(kinds, places, strict=True)
         ]
         self._meetings: list[Meeting | MessageMeeting] = [
-            Meeting(comm, self._library, self._segment, number * slots)
+            Meeting.among(comm, self._library, self._segment, number * slots)
             if self._library
             else MessageMeeting(comm)
             for number in range(meetings)
@@ -75,6 +75,7 @@ class Windows:
         self._compiled -= set() if all(comm.allgather(bool(halves))) else {torch.float16}
         self._pointers: dict[int, Any] = {}
         self._eager, self._broken = False, ""
+        comm.Free()
 
     def sum(self, piece: torch.Tensor, *, meeting: int = 0, everywhere: bool = True) -> None:
         """Replace a piece of a buffer by its sum over the ranks of the node. Collective.
@@ -130,11 +131,19 @@ class Windows:
         for meeting in self._meetings:
             meeting.be_eager(eager)
 
-    def close(self) -> None:
-        """End what is under way in other threads; the buffers stay as long as used. Local."""
+    def close(self) -> bool:
+        """Let go of the other ranks; the buffers stay as long as they are used. Collective.
+
+        What is under way in other threads ends with an error.
+
+        Returns:
+            whether all that was begun has ended well.
+        """
+        well = not self._broken
         self._broken = self._broken or "it has been closed"
         for meeting in self._meetings:
-            meeting.closed = True
+            meeting.close(well)
+        return well
 
     def _carry_out(
         self,
@@ -178,6 +187,7 @@ class Windows:
         return self._pointers[at]
 
     def _late(self, what: str, late: Late) -> CollectiveTimeout:
+        notes.explain()  # the verdict first: the error that follows may end the job
         who = self._names[late.rank] if late.rank >= 0 else "some rank"
         self._broken = f"{who} did not come to an earlier sum"
         if late.gone:

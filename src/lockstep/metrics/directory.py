@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lockstep import files
+from lockstep import files, notes
 from lockstep.errors import LockstepError
 from lockstep.lock import DirectoryLock
 from lockstep.metrics import opening, records
@@ -81,6 +81,7 @@ class RunDirectory:
 
         placed = on_all(world, place, "open the run directory")
         self.path: Path = world.comm.bcast(placed, root=0)
+        notes.directory = str(self.path)
         hosts = world.comm.gather(world.host, root=0) or []
 
         def note() -> None:

@@ -8,7 +8,7 @@ import socket
 from typing import Any
 
 # A watcher that does not take a message within this time is as good as silent.
-_SEND = 1.0
+SEND = 1.0
 _PART = 2**16
 
 
@@ -24,7 +24,7 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._socket.settimeout(_SEND)
+        self._socket.settimeout(SEND)
         self._rest = b""
         self.open = True
 

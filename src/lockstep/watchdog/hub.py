@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.watchdog.channel import Channel
+from lockstep.watchdog.channel import SEND, Channel
 from lockstep.watchdog.report import RankReport
 from lockstep.watchdog.verdict import Verdict, judge
 
@@ -62,16 +62,19 @@ class Hub:
         self._final: dict[int, RankReport] = {}
         self._check_at = 0.0
         self._stop = threading.Event()
+        self._woken, self._wake = socket.socketpair()
+        self._selector.register(self._woken, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="lockstep-hub", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop listening. Local."""
         self._stop.set()
-        self._thread.join(_ANSWER + _FETCH + 1.0)
-        for channel in self._nodes:
-            channel.close()
-        self._listener.close()
+        self._wake.send(b"\0")
+        self._thread.join(2 * SEND)
+        things: list[Any] = [*self._nodes, self._listener, self._wake, self._woken]
+        for thing in things:
+            thing.close()
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -153,6 +156,8 @@ class Hub:
     def _until(self, enough: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not enough() and (left := deadline - time.monotonic()) > 0:
+            if self._stop.is_set():
+                return
             self._listen(min(left, 0.2))
 
     def _take(self, kind: str) -> list[tuple[Channel, dict[str, Any]]]:
@@ -162,12 +167,14 @@ class Hub:
 
     def _tell(self, message: dict[str, Any]) -> None:
         for channel in list(self._nodes):
-            channel.send(**message)
+            if not self._stop.is_set():
+                channel.send(**message)
 
     def _listen(self, seconds: float) -> None:
         for key, _ in self._selector.select(seconds):
             if key.fileobj is self._listener:
                 self._welcome()
+            if key.fileobj in (self._listener, self._woken):
                 continue
             channel = key.fileobj
             assert isinstance(channel, Channel)

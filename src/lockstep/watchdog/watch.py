@@ -32,8 +32,6 @@ WARN = "LOCKSTEP_WARN"
 # What MPI may take to make the watch's own communicator and memory, once all ranks have come.
 _OPEN = 30.0
 
-# Where the stacks of late ranks go; the run directory, once there is one.
-directory = ""
 _watcher: Watcher | None = None
 
 
@@ -148,8 +146,7 @@ def _connect(world: World) -> tuple[Channel | None, Hub | None]:
     hub = None
     if door is not None:
         ranks = Ranks([host for host, _ in where], [node for _, node in where])
-        door.socket.setblocking(True)
-        hub = Hub(door.socket, token, ranks, lambda: directory)
+        hub = Hub(door.socket, token, ranks, lambda: notes.directory)
     channel = None
     if world.local_rank < 2:
         channel = _call_root(address, port, token, world.node)

@@ -213,6 +213,8 @@ class Watcher:
             if said.state not in (notes.RUNNING, notes.CLOSED):
                 self._left(local, said)
             for call in said.open:
+                if call.group == notes.TRAINING:
+                    continue  # a step may take as long as it likes
                 age = (now - call.entered) / 1e9
                 reason = "limit" if age > call.limit else "warn"
                 if age > min(self._limits.warn, call.limit):
