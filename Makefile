@@ -32,7 +32,7 @@ endif
 export PYTHON LIBMPI
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-unit test-mpi conformance bench lint clean distclean always asked-python
+.PHONY: help setup run test test-unit test-mpi conformance bench bench-report lint clean distclean always asked-python
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -64,8 +64,21 @@ conformance: setup ## torch's own test suite over the backend, as a table beside
 	@$(IN) $(LAUNCH) -n 3 python tests/conformance/run.py --backend mpi --json $(JSON)-mpi.json || true
 	@$(IN) python tests/conformance/table.py $(JSON)-gloo-name.json $(JSON)-mpi.json
 
-bench: setup ## all_reduce by size: the mpi backend, gloo, and plain mpi4py
-	@$(IN) $(LAUNCH) -n 2 python -m lockstep.bench.backend $(ARGS) $(LATE)
+bench: NP = 2
+bench: TIMEOUT = 900
+bench: setup ## all-reduces by size: each algorithm and backend, plain MPI, memcpy
+	@$(IN) $(LAUNCH) -n $(NP) python jobs/bench_allreduce.py $(ARGS) $(LATE)
+
+bench-report: OUT := build/bench-$(shell date +%Y%m%d-%H%M%S)
+bench-report: TIMEOUT = 1800
+bench-report: setup ## the tables of bench/README.md, measured here: 15 minutes, and nothing beside
+	@mkdir -p $(OUT)
+	@$(IN) set -e; for n in 2 4; do \
+	    $(LAUNCH) -n $$n python jobs/bench_allreduce.py --seconds 300 --run $(OUT)/allreduce-$$n; \
+	    $(LAUNCH) -n $$n python -m lockstep.bench.mnist --json $(OUT)/mnist-$$n.json; \
+	done
+	@$(IN) $(LAUNCH) -n 2 python jobs/bench_allreduce.py --mode p2p --seconds 60 --run $(OUT)/p2p
+	@$(IN) python -m lockstep.bench.markdown $(OUT)/*/bench.json $(OUT)/*.json
 
 CODE = src jobs tests
 lint: $(BASE) ## ruff and mypy

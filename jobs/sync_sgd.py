@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 import lockstep
+from lockstep import compress
 from lockstep.allreduce import NAMES
 from lockstep.data import Images, batches, load, steps
 from lockstep.journal import Journal
@@ -40,7 +41,13 @@ FAST: dict[str, dict[str, Any]] = {
 @dataclass(frozen=True)
 class Settings(Classic):
     allreduce: str = flag("auto", "how gradients are summed", ("auto", *NAMES))
+    compress: str | None = flag(None, "send fewer bytes: bf16, fp16, powersgd[:RANK], topk[:SHARE]")
     fast: bool = flag(False, "one cycle of the learning rate, up to a larger --lr, few epochs")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.compress is not None:
+            compress.parse(self.compress)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,7 +70,12 @@ def train(
 ) -> None:
     world = journal.world
     sgd = SynchronousSGD(
-        model, world, lr=settings.lr, momentum=settings.momentum, allreduce=settings.allreduce
+        model,
+        world,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        allreduce=settings.allreduce,
+        compress=settings.compress,
     )
     schedule = schedule_of(sgd, settings, steps(len(images), settings.batch_size, world))
     torch.manual_seed(settings.seed + world.rank)  # each rank drops other units
@@ -88,6 +100,8 @@ def train(
             lambda: evaluate(model, test, settings.test_batch_size, world),
             waited=sgd.communication_seconds,
         )
+    if sgd.gradients.compressor is not None:
+        journal.say(f"{settings.compress}: {sgd.gradients.compressor.sent} bytes sent by a rank")
 
 
 def schedule_of(sgd: SynchronousSGD, settings: Settings, steps_an_epoch: int) -> LRScheduler:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 # name: the module that has a main(argv), and what the command does
 COMMANDS: dict[str, tuple[str, str]] = {
+    "tune": ("lockstep.bench.tune", "which all-reduce is the fastest here? (under mpirun)"),
     "hosts": ("lockstep.hosts.command", "do the hosts of a hostfile make a cluster?"),
 }
 

@@ -15,7 +15,6 @@ import bisect
 import itertools
 import json
 import os
-import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 
 from lockstep.errors import SettingsError
+from lockstep.files import failure, write_text
 from lockstep.rendezvous.agree import from_root
 from lockstep.world import World
 
@@ -184,26 +184,15 @@ def write(path: Path, table: Table) -> None:
     """Write a table, whole or not at all. Local.
 
     Raises:
-        SettingsError: the directory cannot be written to.
+        StorageError: it cannot be written there.
     """
     rows = [{**vars(key), **_spell(entry)} for key, entry in table.items()]
     text = json.dumps({"lockstep all-reduce table": FORMAT, "entries": rows}, indent=1) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(beside).replace(path)
-        except BaseException:
-            Path(beside).unlink(missing_ok=True)
-            raise
     except OSError as error:
-        raise SettingsError(
-            f"cannot write {path}: {error}", needed="room and the right to write", cure="--out FILE"
-        ) from error
+        raise failure(error, "write the table of all-reduces", path) from error
+    write_text(path, text)
 
 
 def steps(pairs: Iterable[tuple[int, str]]) -> Entry:

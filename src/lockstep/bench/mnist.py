@@ -83,7 +83,7 @@ def _contenders(
         APART[1]: _ddp(images, batch_size, world, None, False),
     }
     waited: dict[str, Callable[[], float]] = {}
-    for algorithm in ALGORITHMS:
+    for algorithm in ("auto", *ALGORITHMS):
         name = f"sync_sgd, {algorithm}"
         steps[name], sgd = _sync_sgd(images, batch_size, world, algorithm)
         waited[name] = _reader(sgd)

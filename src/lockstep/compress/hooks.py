@@ -27,7 +27,7 @@ def ddp_hook(name: str, group: Any = None) -> tuple[Any, Hook]:
         group: that of the DistributedDataParallel; by default all ranks.
 
     Raises:
-        ValueError: there is no such way.
+        SettingsError: there is no such way.
     """
     compression = parse(name)
     group = group if group is not None else dist.group.WORLD

@@ -12,6 +12,7 @@ from lockstep.compress.feedback import Bucket, Compressor
 from lockstep.compress.low_rank import LowRank
 from lockstep.compress.rounded import Rounded
 from lockstep.compress.sparse import Sparse
+from lockstep.errors import SettingsError
 
 _KINDS: dict[str, type[Compressor]] = {
     "bf16": Rounded,
@@ -47,7 +48,7 @@ def parse(text: str) -> Compression:
     """Read one of NAMES, or "powersgd:R", "topk:S". Local.
 
     Raises:
-        ValueError: it is none; R is no whole number from 1 to 1024; S is not above 0, up to 1.
+        SettingsError: it is none; R is no whole number from 1 to 1024; S is not above 0, up to 1.
     """
     kind, colon, written = text.partition(":")
     number = _NUMBERS.get(kind, 0.0)
@@ -60,9 +61,11 @@ def parse(text: str) -> Compression:
         whole = 1 <= number <= 1024 and number == int(number)
         good = 0 < number <= 1 if kind == "topk" else whole
     if not good:
-        raise ValueError(
-            f"found compress={text!r}\n  needed: one of {', '.join(NAMES)}; powersgd:R with a rank "
-            "from 1 to 1024, topk:S with a share above 0 and up to 1\n  to do:  choose one of them"
+        raise SettingsError(
+            f"found compress={text!r}",
+            needed=f"one of {', '.join(NAMES)}; powersgd:R with a rank from 1 to 1024, topk:S with "
+            "a share above 0, up to 1",
+            cure="choose one of them",
         )
     return Compression(kind, number)
 
@@ -80,7 +83,7 @@ def make(
         group: the ranks; by default all.
 
     Raises:
-        ValueError: there is no such way.
+        SettingsError: there is no such way.
     """
     if isinstance(compression, str):
         compression = parse(compression)
