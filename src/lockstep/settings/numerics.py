@@ -23,6 +23,12 @@ class Numerics(Checked):
     sync_batchnorm: bool = flag(False, "batch norm over the images of all ranks")
     deterministic: bool = flag(False, "the same bits in each run on as many ranks")
 
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself."""
+        super().__post_init__()
+        tries = self.deterministic and getattr(self, "cudnn_benchmark", False)
+        self._need("deterministic", not tries, "no --cudnn-benchmark beside it")
+
     def make_deterministic(self) -> None:
         """Let torch refuse what is not reproducible, if the flags say so. Local; before CUDA."""
         if self.deterministic:
