@@ -96,13 +96,12 @@ def measure(
     Raises:
         LockstepError: on all ranks: a contender's sum is wrong.
     """
-    clock, rows, left_out = Clock(world, seconds), [], {}
-    weights, cheapest = [_weight(nbytes) for nbytes in lengths], 0.0
+    clock, rows, left_out, cheapest = Clock(world, seconds), [], {}, 0.0
+    weights = [_weight(nbytes) for nbytes in lengths]
     for i, nbytes in enumerate(lengths):
         left = clock.left()
         # Short buffers take as long as each other.
-        longer = nbytes / max(lengths[i - 1], 2**18) if i else 0.0
-        if left < cheapest * max(1.0, longer):
+        if i and left < cheapest * max(1.0, nbytes / max(lengths[i - 1], 2**18)):
             left_out[f"from {nbytes} bytes"] = f"no time left of {seconds:g} s"
             break
         say(f"{nbytes} bytes, {left:.0f} s left")
