@@ -1,0 +1,389 @@
+"""The parts of the smoke test that need one process: verdicts, judgements, limits, the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from lockstep import launcher
+from lockstep.errors import LockstepError
+from lockstep.rendezvous.locks import Race
+from lockstep.smoke import cpus, files, gpus, launch, links, memory, page, pictures, processes
+from lockstep.smoke import network as net
+from lockstep.smoke import shared_path as shared
+from lockstep.smoke.check import Check, Finding, Lab, Options, Who
+from lockstep.smoke.compare import by_node, named, odd_ones, spans
+from lockstep.smoke.explain import explain
+from lockstep.smoke.hands import Answer, Hands
+from lockstep.smoke.links import Link
+from lockstep.world import World
+
+
+def lab_of(*per_node: int) -> Lab:
+    """Return a laboratory of nodes with so many ranks each, as the root sees it."""
+    size = sum(per_node)
+    nodes = len(per_node)
+    world = World(0, size, 0, per_node[0], 0, nodes, "node0", cast("Any", None))
+    places = [(node, local) for node, ranks in enumerate(per_node) for local in range(ranks)]
+    roster = {
+        rank: Who(rank, f"node{node}", node, local, 1000 + rank)
+        for rank, (node, local) in enumerate(places)
+    }
+    return Lab(world, Options(Path("/shared")), roster)
+
+
+def texts(finding: Finding) -> str:
+    """Return all that was found wrong."""
+    return "\n".join(fault.found for fault in finding.faults)
+
+
+def test_the_worst_fault_is_the_verdict() -> None:
+    """A check without faults is ok; not run is worse than a warning."""
+    finding = Finding()
+    assert finding.verdict == "ok"
+    finding.warn("a", "b")
+    assert finding.verdict == "warning"
+    finding.fail("a", "b")
+    finding.warn("c", "d")
+    assert finding.verdict == "failed"
+    assert Finding(applicable=False).verdict == "not applicable"
+    assert Finding(ran=False).verdict == "not run"
+
+
+def test_naming() -> None:
+    """Ranks by number and host."""
+    lab = lab_of(4, 2, 1)
+    assert spans([0, 1, 2, 3, 5, 6, 9]) == "0-3, 5, 6, 9"
+    assert named([4, 5], lab.roster) == "ranks 4, 5 (node1)"
+    assert named([0, 6], lab.roster) == "rank 0 (node0), rank 6 (node2)"
+    assert by_node(lab.roster) == {0: [0, 1, 2, 3], 1: [4, 5], 2: [6]}
+    assert odd_ones({0: "a", 1: "b", 2: "b"}) == ("b", {"a": [0]})
+    assert odd_ones({0: "a", 1: "b"}) == ("a", {"b": [1]})
+
+
+class _Serving:
+    """Hands whose work is done by a thread that stands for the main one."""
+
+    def __enter__(self) -> Hands:
+        self.hands = Hands()
+        threading.Thread(target=self.hands.serve, daemon=True).start()
+        return self.hands
+
+    def __exit__(self, *_: object) -> None:
+        self.hands.stop()
+
+
+def test_hands_return_values_and_troubles() -> None:
+    """What the work returns, and how it failed."""
+
+    def fail() -> None:
+        raise LockstepError("found", cure="cure")
+
+    with _Serving() as hands:
+        assert hands.do(lambda: 7, 5.0).value == 7
+        answer = hands.do(fail, 5.0)
+        assert (answer.trouble, answer.cure, answer.good) == ("found", "cure", False)
+        assert "ZeroDivisionError" in hands.do(lambda: 1 / 0, 5.0).trouble
+        assert not hands.stuck
+
+
+def test_hands_leave_work_that_hangs() -> None:
+    """It is given up at its limit, with where it stands; other work is still done."""
+    never = threading.Event()
+    with _Serving() as hands:
+        start = time.monotonic()
+        answer = hands.do(never.wait, 0.2)
+        assert time.monotonic() - start < 5.0
+        assert "threading.py" in answer.hung
+        assert "(wait)" in answer.hung
+        assert hands.stuck
+        assert hands.do(lambda: 8, 5.0).value == 8
+        never.set()
+
+
+class _Together(Check):
+    name, question, together = "fake", "Is it?", True
+
+    def judge(self, answers: Any, lab: Lab) -> Finding:
+        return Finding(f"judged {sorted(answers)}")
+
+
+class _Apart(_Together):
+    together = False
+
+
+def test_explain() -> None:
+    """Who is lost, who hangs and who failed is told apart; a whole set is judged."""
+    lab = lab_of(2, 2)
+    good = {rank: Answer(value=1) for rank in range(4)}
+    assert explain(_Together(), good, {}, 1.0, lab).verdict == "ok"
+    without = {rank: it for rank, it in good.items() if rank != 3}
+    lost = explain(_Together(), without, {3: "is stopped (SIGSTOP, or Ctrl-Z)"}, 1.0, lab)
+    assert "rank 3 (node1, pid 1003) does not answer: it is stopped" in texts(lost)
+    assert "kill -CONT 1003" in lost.faults[0].cure
+    assert "judged" not in lost.summary
+    assert explain(_Apart(), without, {}, 1.0, lab).summary == "judged [0, 1, 2]"
+    hung = explain(_Together(), good | {2: Answer(hung="x.py:1 (f)")}, {}, 3.0, lab)
+    assert "rank 2 (node1) has not come back within 3 s from x.py:1 (f)" in texts(hung)
+    trouble = {rank: Answer(trouble="no disk", cure="buy one") for rank in range(4)}
+    assert texts(explain(_Together(), trouble, {}, 1.0, lab)) == "no disk"
+    one = explain(_Apart(), good | {1: trouble[1]}, {}, 1.0, lab)
+    assert texts(one) == "rank 1 (node0): no disk"
+    assert one.verdict == "failed"
+
+
+def test_states_of_processes() -> None:
+    """Alive, stopped, dead, gone."""
+    assert processes.state(os.getpid()) == "runs"
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        os.kill(child.pid, 19)
+        end = time.monotonic() + 10
+        while "stopped" not in processes.state(child.pid) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert "stopped" in processes.state(child.pid)
+        child.kill()
+        while processes.state(child.pid) != "has died" and time.monotonic() < end:
+            time.sleep(0.01)
+        assert processes.state(child.pid) == "has died"
+    finally:
+        child.kill()
+        child.wait()
+    assert processes.state(child.pid) == "is gone"
+
+
+@pytest.mark.parametrize("points", range(2, 12))
+def test_every_pair_meets_once(points: int) -> None:
+    """Disjoint pairs in each round, and all pairs in all rounds."""
+    numbers = [10 * i for i in range(points)]
+    rounds = links.schedule(numbers)
+    for pairs in rounds:
+        met = [point for pair in pairs for point in pair]
+        assert len(met) == len(set(met))
+    pairs = {frozenset(pair) for one in rounds for pair in one}
+    assert len(pairs) == sum(len(one) for one in rounds) == points * (points - 1) // 2
+
+
+def test_many_points_meet_some() -> None:
+    """A thousand nodes are not measured a thousand times."""
+    rounds = links.schedule(range(1000))
+    assert len(rounds) == links.ROUNDS
+    assert all(len(one) == 500 for one in rounds)
+
+
+def _facts(*own: Link) -> net.Facts:
+    return net.Facts(None, "", {}, own)
+
+
+def test_odd_links() -> None:
+    """Of three nodes the one whose links are all slow; of four a single link; two alone."""
+    fast, slow = 1e9, 100e6
+    three = [Link(0, 1, 3e-5, fast), Link(0, 2, 3e-5, slow), Link(1, 2, 3e-5, slow)]
+    found = net.Network().judge({0: _facts(*three[:2]), 1: _facts(three[2])}, lab_of(1, 1, 1))
+    assert texts(found).startswith("node2: all its links are slow, 100.0 MB/s; usual is 1000 MB/s")
+    assert len(found.faults) == 1
+    four = [Link(a, b, 3e-5, fast) for a in range(4) for b in range(a) if (a, b) != (3, 1)]
+    found = net.Network().judge({0: _facts(*four, Link(3, 1, 3e-5, slow))}, lab_of(1, 1, 1, 1))
+    assert [it.found.split(":")[0] for it in found.faults] == ["between node3 and node1"]
+    two = net.Network().judge({0: _facts(Link(0, 1, 3e-5, 10e6))}, lab_of(1, 1))
+    assert "between node0 and node1" in texts(two)
+    assert net.Network().judge({0: _facts(*four)}, lab_of(1, 1, 1, 1)).verdict == "ok"
+    late = [*four, Link(3, 1, 1e-3, fast)]
+    assert "1000 µs" in texts(net.Network().judge({0: _facts(*late)}, lab_of(1, 1, 1, 1)))
+
+
+def test_pairs_that_do_not_connect() -> None:
+    """Named by host and address, with the reason."""
+    it = net.Facts(None, "", {"10.0.0.2": "no answer in 4 s", "10.0.0.3": ""}, ())
+    found = net.Network().judge({1: it}, lab_of(1, 1, 1))
+    assert texts(found) == "node1 cannot connect to 10.0.0.2: no answer in 4 s"
+    assert found.verdict == "failed"
+
+
+def _core(*cores: int, seconds: float = 1.0, threads: int | None = 1) -> cpus.Facts:
+    return cpus.Facts(cores, 4, None, threads, seconds, ())
+
+
+def test_cores() -> None:
+    """Unbound ranks share rightly; overlaps, too many ranks or threads are named."""
+    judge, lab = cpus.Cpus().judge, lab_of(2)
+    assert judge({0: _core(0, 1, 2, 3), 1: _core(0, 1, 2, 3)}, lab).verdict == "ok"
+    assert judge({0: _core(0), 1: _core(1)}, lab).verdict == "ok"
+    overlap = judge({0: _core(0, 1), 1: _core(1, 2)}, lab)
+    assert "ranks 0, 1 (node0) share core 1" in texts(overlap)
+    crowd = judge({0: _core(2), 1: _core(2)}, lab)
+    assert texts(crowd) == "node0: 2 ranks on 1 core (2) of the 4 there"
+    threads = judge({0: _core(0, 1, threads=4), 1: _core(0, 1, threads=4)}, lab)
+    assert "8 threads of 2 ranks on 2 cores" in texts(threads)
+    assert threads.faults[0].cure == "export OMP_NUM_THREADS=1"
+    fair = judge({0: _core(0, 1, threads=None), 1: _core(0, 1, threads=None)}, lab)
+    assert fair.verdict == "ok"
+
+
+def test_slow_ranks_and_nodes() -> None:
+    """A rank by its number, a whole node by its name."""
+    judge = cpus.Cpus().judge
+    every = {rank: _core(rank % 2) for rank in range(6)}
+    one = judge(every | {3: _core(1, seconds=2.5)}, lab_of(2, 2, 2))
+    assert "rank 3 (node1): 2.5 times as slow as the median" in texts(one)
+    node = judge(every | {4: _core(0, seconds=2.0), 5: _core(1, seconds=2.0)}, lab_of(2, 2, 2))
+    assert "all ranks of node2: 2.0 times as slow" in texts(node)
+
+
+def test_quotas_of_control_groups(tmp_path: Path) -> None:
+    """cpu.max and memory.max bind in containers and batch jobs."""
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert cpus.cpu_quota(tmp_path) == 1.5
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert cpus.cpu_quota(tmp_path) is None
+    assert cpus.cpu_quota(tmp_path / "nothing") is None
+    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:  4000 kB\n")
+    assert memory.available(tmp_path, tmp_path) == 4000 * 1024
+    (tmp_path / "memory.max").write_text("3000000\n")
+    (tmp_path / "memory.current").write_text("1000000\n")
+    assert memory.available(tmp_path, tmp_path) == 2_000_000
+
+
+def test_memory() -> None:
+    """Each node has to hold its own ranks; the small one is named."""
+    good = memory.Facts(64 * 2**30, 8 * 2**30, 4096, None, None, False)
+    small = memory.Facts(64 * 2**30, 2**20, 4096, None, None, False)
+    judge, lab = memory.Memory().judge, lab_of(2, 2)
+    assert judge(dict.fromkeys(range(4), good), lab).verdict == "ok"
+    found = judge({0: good, 1: good, 2: small, 3: small}, lab)
+    assert found.verdict == "failed"
+    assert texts(found) == "node1: 1 MiB free in /dev/shm for 2 ranks, 128 MiB needed"
+    few = memory.Facts(64 * 2**30, 8 * 2**30, 100, None, None, False)
+    found = judge({0: good, 1: few, 2: good, 3: good}, lab)
+    assert "rank 1 (node0): 100 open files allowed, 1024 needed" in texts(found)
+
+
+def test_gpus() -> None:
+    """None at all is not applicable; a rank without one of its own is named."""
+    judge, lab = gpus.Gpus().judge, lab_of(2)
+    assert judge({0: gpus.Facts(), 1: gpus.Facts()}, lab).verdict == "not applicable"
+    two = gpus.Facts(ids=("a", "b"), names=("H200", "H200"))
+    assert judge({0: two, 1: two}, lab).verdict == "ok"
+    same = gpus.Facts(ids=("a",), names=("H200",))
+    assert "its GPU is that of rank 0" in texts(judge({0: same, 1: same}, lab))
+    wrong = gpus.Facts(ids=("a", "b"), names=("H200", "H200"), sums=False)
+    assert judge({0: two, 1: wrong}, lab).verdict == "failed"
+
+
+def _launch(**other: Any) -> launch.Facts:
+    facts: dict[str, Any] = {
+        "library": "Open MPI v5.0.11",
+        "standard": (3, 1),
+        "threads": "multiple",
+        "launch": launcher.Launch("openmpi", 4, 0, "a variable"),
+        "on_node": 2,
+        "local_size": 2,
+        "cores": (0, 1),
+    }
+    return launch.Facts(**facts | other)
+
+
+def _launched(**odd: Any) -> dict[int, launch.Facts]:
+    """Return the facts of four ranks, of which the last is odd."""
+    every = {
+        rank: _launch(launch=launcher.Launch("openmpi", 4, rank, "a variable")) for rank in range(4)
+    }
+    return every | {3: _launch(**{"launch": every[3].launch} | odd)}
+
+
+def test_launch(tmp_path: Path) -> None:
+    """Other libraries, other ranks than announced, nodes without their ranks."""
+    judge, lab = launch.Launch().judge, lab_of(2, 2)
+    assert judge(_launched(), lab).verdict == "ok"
+    assert "rank 3 (node1) runs MPICH 5" in texts(judge(_launched(library="MPICH 5"), lab))
+    wrong = _launched(launch=launcher.Launch("openmpi", 4, 1, "a variable"))
+    assert "announced rank 1 of 4 (a variable), MPI says 3 of 4" in texts(judge(wrong, lab))
+    assert judge(_launched(threads="serialized"), lab).verdict == "warning"
+    assert "only 1 share memory" in texts(judge(_launched(local_size=1), lab))
+    uneven = judge(_launched(), lab_of(3, 1))
+    assert "another number of ranks" in texts(uneven)
+    lab.options = Options(Path("/shared"), per_node=1)
+    assert judge(_launched(), lab).verdict == "failed"
+    (tmp_path / "hosts").write_text("node0 slots=2\nnode1 slots=2\nnode2 slots=2\n")
+    lab.options = Options(Path("/shared"), hostfile=tmp_path / "hosts")
+    assert "names 3 hosts, but all 4 ranks are on node0, node1" in texts(judge(_launched(), lab))
+
+
+def _path(**other: Any) -> shared.Facts:
+    facts: dict[str, Any] = {
+        "seen": (0.01, 0.02),
+        "renames": files.Renames(100, 0, 0, 0),
+        "locks": Race(50, 50),
+        "space": 2**40,
+        "kind": "nfs4",
+        "speed": files.Speed(1e9, 1e9),
+    }
+    return shared.Facts(**facts | other)
+
+
+def test_shared_path() -> None:
+    """Delays, renames, locks, room and speed: the worst counts."""
+    judge, lab = shared.SharedPath().judge, lab_of(1, 1)
+    assert judge({0: _path(), 1: _path()}, lab).verdict == "ok"
+    late = judge({0: _path(), 1: _path(seen=(8.0, 0.0))}, lab)
+    assert "node1 sees a new file of node0 only after 8.0 s" in texts(late)
+    assert judge({0: _path(), 1: _path(seen=(None, 0.0))}, lab).verdict == "failed"
+    torn = judge({0: _path(), 1: _path(renames=files.Renames(100, 2, 1, 0))}, lab)
+    assert "readers 2 times found no file and 1 times a mixed one" in texts(torn)
+    locks = judge({0: _path(locks=Race(37, 50)), 1: _path(locks=Race(37, 50))}, lab)
+    assert "37 of 50 records" in texts(locks)
+    assert locks.verdict == "warning"
+    assert locks.details["rendezvous"] == "tcp"
+    full = {0: _path(space=2**20), 1: _path(space=2**20)}
+    assert judge(full, lab).verdict == "failed"
+    slow = judge({0: _path(), 1: _path(speed=files.Speed(1e6, 1e9))}, lab)
+    assert "node1 writes 1.0 MB/s there" in texts(slow)
+
+
+def test_kind_of_file_system() -> None:
+    """Of a mount inside of another the inner one counts."""
+    assert files.kind_of(Path("/proc/self")) == "proc"
+    assert files.kind_of(Path("/dev/shm")) == "tmpfs"
+
+
+def test_the_page_needs_nothing_else() -> None:
+    """All texts are escaped, pictures are inside, JSON can hold the record."""
+    finding = Finding("1 < 2 & <b>")
+    finding.fail("<script>found</script>", "<script>cure</script>")
+    finding.pictures = [
+        pictures.Matrix("matrix", ["a", "b"], [[None, 1.0], [2.0, None]]),
+        pictures.Matrix("nothing", ["a"], [[None]]),
+        pictures.Bars("bars", ["a", "b"], [1.0, 2.0]),
+        pictures.Lines("lines", "bytes", [1, 8, 64], {"mpi": [1.0, 2.0, 3.0], "gloo": [2.0]}),
+    ]
+    row = {
+        "name": "fake",
+        "question": "Is it?",
+        "verdict": finding.verdict,
+        "summary": finding.summary,
+        "faults": [vars(fault) for fault in finding.faults],
+        "seconds": 0.1,
+        "details": {"a": "<i>"},
+    }
+    record = {
+        "ranks": 1,
+        "nodes": 1,
+        "started": "now",
+        "seconds": 1.0,
+        "verdict": "failed",
+        "command": ["smoke.py"],
+        "checks": [row],
+    }
+    json.dumps(record)
+    text = page.page(record, [page.drawings(finding)])
+    assert text.count('src="data:image/png;base64,') == 4
+    assert "<script" not in text
+    assert "<i>" not in text
+    assert "&lt;script&gt;cure" in text
