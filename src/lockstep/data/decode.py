@@ -12,14 +12,11 @@ import numpy as np
 import torch
 from PIL import Image
 from torch.nn.functional import interpolate
-from torchvision.io import ImageReadMode, decode_image
 
 from lockstep.errors import DataError
 
 # What the name of an image file ends in.
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-# torchvision decodes these, twice as fast as Pillow: the first bytes of JPEG and PNG.
-_FAST = (b"\xff\xd8\xff", b"\x89PNG\r\n")
 # Images that a thread decodes before it says so; threads at most.
 _CHUNK, _THREADS = 64, 8
 
@@ -111,15 +108,6 @@ def _pixels(content: bytes) -> torch.Tensor:
     """Return uint8 [3, H, W]."""
     if not content:
         raise ValueError("it is empty")
-    if content.startswith(_FAST):
-        try:
-            image = decode_image(
-                torch.frombuffer(bytearray(content), dtype=torch.uint8), ImageReadMode.RGB
-            )
-            if image.dtype == torch.uint8:
-                return image
-        except RuntimeError:
-            pass  # Pillow may know it, or say better what is wrong
     with Image.open(io.BytesIO(content)) as picture:
         if picture.mode.startswith("I;16"):
             # Pillow would cut off what is brighter than 255, not scale it.

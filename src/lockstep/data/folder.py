@@ -10,6 +10,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.util import Finalize
 from typing import Any
 
 import numpy as np
@@ -51,8 +52,12 @@ class Folder:
     def __post_init__(self) -> None:
         """Make the loader, which starts its processes when the first batch is asked for."""
         feed = _Feed()
+        loader = _loader(self.files, feed, self.workers)
         object.__setattr__(self, "_feed", feed)
-        object.__setattr__(self, "_loader", _loader(self.files, feed, self.workers))
+        object.__setattr__(self, "_loader", loader)
+        # Holds the loader until then: if garbage collection took both at once, the loader would
+        # find its queues closed already, and could not tell its processes to end.
+        Finalize(self, _end, (loader,), exitpriority=100)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -84,7 +89,8 @@ class Folder:
             except RuntimeError as error:
                 raise _lost(error) from error
             if trouble is not None:
-                raise trouble
+                # Not `trouble` itself: with this frame in its traceback it would be a circle.
+                raise DataError(trouble.found, needed=trouble.needed, cure=trouble.cure)
             shard = feed.ahead.popleft()
             device = self.labels.device
             images = torch.from_numpy(pixels).to(device)
@@ -162,6 +168,16 @@ def _loader(files: Files, feed: _Feed, workers: int) -> DataLoader[Any]:
         generator=torch.Generator().manual_seed(0),
         **(beside if workers else {}),
     )
+
+
+def _end(loader: DataLoader[Any]) -> None:
+    """Let the processes end in torch's own way; by force if that takes too long."""
+    iterator: Any = loader._iterator
+    if iterator is not None:
+        iterator._shutdown_workers()
+        for process in iterator._workers:
+            if process.is_alive():
+                process.kill()
 
 
 def _as_it_is(found: Any) -> Any:
