@@ -20,6 +20,7 @@ import lockstep
 from lockstep import World, smoke
 from lockstep.ending import abort
 from lockstep.errors import LockstepError
+from lockstep.files import write_text
 from lockstep.settings import Checked, flag, parse
 
 # In this order: what comes later relies on what comes before.
@@ -46,6 +47,7 @@ class Settings(Checked):
     limit: float = flag(20.0, "seconds that a check may take")
     within: float = flag(50.0, "seconds that all checks together may take")
     run_dir: Path = flag(Path("runs"), "where the run's directory is made")  # noqa: RUF009
+    run: Path | None = flag(None, "instead of --run-dir; gets a DONE at the end")  # noqa: RUF009
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,15 +58,19 @@ class Settings(Checked):
 def main(argv: Sequence[str] | None = None) -> int:
     settings = parse(Settings, argv, __doc__)
     world = meet(settings)
+    parent = settings.run or settings.run_dir
     options = smoke.Options(
-        shared=settings.shared or settings.run_dir,
+        shared=settings.shared or parent,
         data_dir=settings.data_dir,
         per_node=settings.per_node,
         hostfile=settings.hostfile,
         limit=settings.limit,
         within=settings.within,
     )
-    return smoke.conduct(world, CHECKS, options, lambda: open_report(world, settings.run_dir))
+    code = smoke.conduct(world, CHECKS, options, lambda: open_report(world, parent))
+    if settings.run and world.rank == 0:
+        write_text(settings.run / "DONE", "")
+    return code
 
 
 def meet(settings: Settings) -> World:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from lockstep import notes
 from lockstep.data import Batch
-from lockstep.metrics import EPOCH, STEP, RunDirectory
+from lockstep.metrics import EPOCH, STEP
 from lockstep.settings import Classic
 from lockstep.training import Score
 from lockstep.world import World
@@ -36,8 +36,7 @@ class Journal:
     def __init__(
         self, name: str, settings: Classic, world: World, images: int, **facts: Any
     ) -> None:
-        label = f"{name}-{settings.group_name}" if settings.group_name else name
-        self._run = RunDirectory(world, settings.run_dir, label, settings, facts)
+        self._run = settings.run_directory(world, name, **facts)
         self.world, self._root, self._images = world, world.rank == 0, images
         self._interval = settings.log_interval
         self._share = settings.batch_size * world.size

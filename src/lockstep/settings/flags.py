@@ -59,7 +59,9 @@ def parse(
         SystemExit: 0 after --help; 2, with a message, after a flag that is unknown or wrong.
     """
     parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # a flag that is left out must not be taken for a longer one
     )
     hints = get_type_hints(kind)
     for one in fields(kind):  # type: ignore[arg-type]  # a dataclass
