@@ -5,6 +5,7 @@ NP       ?= 4#        ranks
 MPIRUN   ?= mpirun#   the launcher
 MPIFLAGS ?=#          its options, such as --hostfile hostfiles/two-nodes.openmpi
 ARGS     ?=#          arguments for the job, or for pytest
+HOSTFILE ?=#          hosts for make smoke, in the spelling of the MPI
 TIMEOUT  ?= 300#      seconds that a launch may take
 # PYTHON: the Python that .venv is made with, 3.11 or newer; by default the first on PATH.
 # LIBMPI: for MPI=system, the library, if it is not found beside mpirun.
@@ -32,7 +33,7 @@ endif
 export PYTHON LIBMPI
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-unit test-mpi conformance bench bench-report lint clean distclean always asked-python
+.PHONY: help setup run test test-unit test-mpi conformance smoke bench bench-report lint clean distclean always asked-python
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -63,6 +64,20 @@ conformance: setup ## torch's own test suite over the backend, as a table beside
 	@$(IN) $(LAUNCH) -n 4 python tests/conformance/run.py --backend gloo-name --json $(JSON)-gloo-name.json || true
 	@$(IN) $(LAUNCH) -n 3 python tests/conformance/run.py --backend mpi --json $(JSON)-mpi.json || true
 	@$(IN) python tests/conformance/table.py $(JSON)-gloo-name.json $(JSON)-mpi.json
+
+# With a HOSTFILE as many ranks as it has slots, unless NP is given.
+smoke: TIMEOUT = 120
+smoke: setup ## check NP ranks here, or with HOSTFILE=F a cluster: launch, files, CPUs, network, torch
+ifeq ($(HOSTFILE),)
+	@$(IN) $(LAUNCH) -n $(NP) python jobs/smoke.py $(ARGS) $(LATE)
+else
+	@$(IN) python -m lockstep hosts "$(HOSTFILE)" --mpi $(subst system,auto,$(subst impi,intel,$(MPI)))
+	@$(IN) np=$$(python -m lockstep.smoke.slots "$(HOSTFILE)") && \
+	case $$($(MPIRUN) --version 2>&1) in *"Open MPI"* | *OpenRTE*) flag=--hostfile ;; \
+	*Intel*) flag=-machinefile ;; *) flag=-f ;; esac && \
+	$(LAUNCH) $$flag "$(HOSTFILE)" -n $(if $(filter file,$(origin NP)),$$np,$(NP)) \
+	    python jobs/smoke.py --hostfile "$(HOSTFILE)" $(ARGS) $(LATE)
+endif
 
 bench: NP = 2
 bench: TIMEOUT = 900

@@ -5,7 +5,8 @@
 
 It takes less than a minute and cannot hang: each check has a limit, and a rank that does not answer
 is named. The root prints a table and writes smoke.json and smoke.html. The exit code is 0 if all is
-well or there are warnings only, 1 if a check failed, 2 if there is no world to check.
+well or there are warnings only, 1 if a check failed, 2 if there is no world to check; DONE in the
+run directory holds it too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import lockstep
 from lockstep import World, smoke
 from lockstep.ending import abort
 from lockstep.errors import LockstepError
-from lockstep.files import write_text
 from lockstep.settings import Checked, flag, parse
 
 # In this order: what comes later relies on what comes before.
@@ -40,14 +40,14 @@ CHECKS = (
 
 @dataclass(frozen=True)
 class Settings(Checked):
-    shared: Path | None = flag(None, "directory that all nodes share (default --run-dir)")  # noqa: RUF009
+    shared: Path | None = flag(None, "directory that all nodes share (default: where it writes)")  # noqa: RUF009
     data_dir: Path | None = flag(None, "where MNIST and CIFAR-10 are")  # noqa: RUF009
     per_node: int | None = flag(None, "ranks expected on each node")
     hostfile: Path | None = flag(None, "the launcher's, to compare with")  # noqa: RUF009
     limit: float = flag(20.0, "seconds that a check may take")
     within: float = flag(50.0, "seconds that all checks together may take")
     run_dir: Path = flag(Path("runs"), "where the run's directory is made")  # noqa: RUF009
-    run: Path | None = flag(None, "instead of --run-dir; gets a DONE at the end")  # noqa: RUF009
+    run: Path | None = flag(None, "the run's directory itself, kept if it is there")  # noqa: RUF009
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,19 +58,15 @@ class Settings(Checked):
 def main(argv: Sequence[str] | None = None) -> int:
     settings = parse(Settings, argv, __doc__)
     world = meet(settings)
-    parent = settings.run or settings.run_dir
     options = smoke.Options(
-        shared=settings.shared or parent,
+        shared=settings.shared or settings.run or settings.run_dir,
         data_dir=settings.data_dir,
         per_node=settings.per_node,
         hostfile=settings.hostfile,
         limit=settings.limit,
         within=settings.within,
     )
-    code = smoke.conduct(world, CHECKS, options, lambda: open_report(world, parent))
-    if settings.run and world.rank == 0:
-        write_text(settings.run / "DONE", "")
-    return code
+    return smoke.conduct(world, CHECKS, options, lambda: open_report(world, settings))
 
 
 def meet(settings: Settings) -> World:
@@ -83,8 +79,12 @@ def meet(settings: Settings) -> World:
         abort(2)
 
 
-def open_report(world: World, run_dir: Path) -> smoke.Report:
-    return smoke.Report(world, smoke.fresh_directory(run_dir), list(CHECKS))
+def open_report(world: World, settings: Settings) -> smoke.Report:
+    if settings.run is not None:
+        directory = smoke.kept_directory(settings.run)
+    else:
+        directory = smoke.fresh_directory(settings.run_dir)
+    return smoke.Report(world, directory, list(CHECKS))
 
 
 if __name__ == "__main__":

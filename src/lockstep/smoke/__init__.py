@@ -13,7 +13,8 @@ from lockstep.smoke.groups import Groups
 from lockstep.smoke.launch import Launch
 from lockstep.smoke.memory import Memory
 from lockstep.smoke.network import Network
-from lockstep.smoke.report import Report, fresh_directory
+from lockstep.smoke.place import fresh_directory, kept_directory
+from lockstep.smoke.report import Report
 from lockstep.smoke.shared_path import SharedPath
 from lockstep.smoke.software import Software
 from lockstep.smoke.speed import Speed
@@ -34,4 +35,5 @@ __all__ = [
     "Speed",
     "conduct",
     "fresh_directory",
+    "kept_directory",
 ]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import platform
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep.metrics import DONE
 from lockstep.rendezvous.agree import limited
-from lockstep.smoke import page, table
+from lockstep.smoke import page, place, table
 from lockstep.smoke.check import ORDER, Check, Finding, Who
 from lockstep.smoke.compare import named
 from lockstep.world import World
@@ -27,7 +26,7 @@ class Report:
     """The findings in order, on the root.
 
     smoke.json is written anew after every check, so that it tells how far the checks came, however
-    the job ends.
+    the job ends; DONE, with the exit code, is written last of all.
 
     Args:
         world: for its numbers.
@@ -79,8 +78,11 @@ class Report:
         """Write everything, print the rest, return the exit code: 1 unless all is well. Local."""
         self._save(state)
         self._write_page(pictures=state == "done")
+        code = int(self._verdict() in ("failed", "not run"))
+        if state == "done":
+            self._replace(DONE, f"{code}\n")
         self._terminal.close(self._record(state), self._directory)
-        return int(self._verdict() in ("failed", "not run"))
+        return code
 
     def ended(self, dead: Mapping[int, str], roster: Mapping[int, Who]) -> None:
         """Write down that the launcher has ended the job, and who was dead by then. Local."""
@@ -116,7 +118,7 @@ class Report:
 
     def _save(self, state: str) -> None:
         text = json.dumps(self._record(state), indent=1, ensure_ascii=False, default=str)
-        self._replace("smoke.json", text + "\n")
+        self._replace(place.JSON, text + "\n")
 
     def _write_page(self, pictures: bool) -> None:
         drawn: list[list[str]] = [[] for _ in self._findings]
@@ -125,53 +127,11 @@ class Report:
                 drawn = limited(lambda: [page.drawings(it) for it in self._findings], _DRAW)
             except Exception as error:
                 sys.stderr.write(f"lockstep: no pictures in smoke.html: {error}\n")
-        self._replace("smoke.html", page.page(self._record("done"), drawn))
+        self._replace(place.PAGE, page.page(self._record("done"), drawn))
 
     def _replace(self, name: str, text: str) -> None:
-        """Write a file beside and rename it; a directory that hangs or is full ends the writing."""
+        """Write a file; a directory that hangs or is full ends the writing."""
         if self._directory is None:
             return
-        directory = self._directory
-        try:
-            limited(lambda: _replace(directory, name, text), 10.0)
-        except OSError as error:
-            sys.stderr.write(f"lockstep: cannot write {directory / name}: {error}\n")
+        if not place.write(self._directory, name, text):
             self._directory = None
-
-
-def _replace(directory: Path, name: str, text: str) -> None:
-    handle, beside = tempfile.mkstemp(prefix=f".{name}-", dir=directory)
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.chmod(beside, 0o644)
-        os.replace(beside, directory / name)
-    except BaseException:
-        os.unlink(beside)
-        raise
-
-
-def fresh_directory(parent: Path) -> Path | None:
-    """Make a new directory for this run; say so and return None if that cannot be. Local."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-
-    def make() -> Path:
-        parent.mkdir(parents=True, exist_ok=True)
-        for number in range(1, 1000):
-            path = parent / f"smoke-{stamp}{f'-{number}' if number > 1 else ''}"
-            try:
-                path.mkdir()
-            except FileExistsError:
-                continue
-            return path
-        raise FileExistsError(f"{parent}/smoke-{stamp}-1 to -999 are there already")
-
-    try:
-        return limited(make, 10.0)
-    except OSError as error:
-        sys.stderr.write(
-            f"lockstep: cannot make a directory for this run in {parent}: {error}\n"
-            "  needed: a directory that the root may write to; the results are printed only\n"
-            "  to do:  name another with --run-dir\n"
-        )
-        return None
