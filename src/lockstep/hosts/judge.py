@@ -94,15 +94,31 @@ def names(case: Case) -> list[Finding]:
         return found
     for name in case.plan.names:
         views = {it.name: it.facts["names"][name] for it in case.heard}
-        usual = _usual(list(views.values()), case.here.facts["names"][name])
         if all(error_of(view) for view in views.values()):
             what = f"the name {name} does not resolve on any host"
-            cure = "correct it in the hostfile, or give every host a line in /etc/hosts:\n"
-            found.append(failed(name, "name", what, f"{cure}echo 'ADDRESS {name}' >>/etc/hosts"))
+            cure = (
+                f"correct it in the hostfile; or on every host: echo 'ADDRESS {name}' >>/etc/hosts"
+            )
+            found.append(failed(name, "name", what, cure))
             continue
+        usual = _usual(list(views.values()), case.here.facts["names"][name])
         for host, view in views.items():
             found += _view(name, host, view, usual)
     return found + _own_names(case)
+
+
+def misled(case: Case) -> set[tuple[str, str]]:
+    """Return each host that sees another address under a name than most, with the name. Local."""
+    wrong = set()
+    for name in case.plan.names:
+        usual = _usual(
+            [it.facts["names"][name] for it in case.heard], case.here.facts["names"][name]
+        )
+        for it in case.heard:
+            view = it.facts["names"][name]
+            if error_of(view) or tuple(sorted(view)) != usual:
+                wrong.add((it.name, name))
+    return wrong
 
 
 def _usual(views: Sequence[Any], mine: Any) -> tuple[str, ...]:

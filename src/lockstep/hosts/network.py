@@ -6,7 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 
-from lockstep.hosts.judge import Case, Finding, error_of, failed
+from lockstep.hosts.judge import Case, Finding, error_of, failed, misled
 from lockstep.hosts.link import kind_of
 from lockstep.hosts.survey import Answer
 from lockstep.launcher import Family, interface_setting
@@ -35,9 +35,10 @@ def back(case: Case) -> list[Finding]:
     ]
     entered |= {target for _, target, said in tries if not said}
     found = []
+    wrong = misled(case)
     for source, target, said in tries:
         kind = kind_of(said)
-        if said and kind != "name":
+        if said and (source, target) not in wrong:
             host = source if target in entered else target
             found.append(_ssh(host, source, target, kind, said))
     return found
@@ -74,9 +75,9 @@ def doors(case: Case) -> list[Finding]:
     ]
     reached = {target for _, target, said in tries if not said}
     found = []
-    blind = {(it.name, name) for it in case.heard for name in _unresolved(it)}
+    wrong = misled(case)
     for source, target, said in tries:
-        if said and (source, target) not in blind:
+        if said and (source, target) not in wrong:
             host = source if target in reached else target
             what = f"{source} does not reach a port of {target} at that name: {said}"
             cure = f"on {target}: is there a firewall (nft list ruleset)? MPI needs all ports open"
@@ -84,14 +85,12 @@ def doors(case: Case) -> list[Finding]:
     return found
 
 
-def _unresolved(answer: Answer) -> list[str]:
-    return [name for name, view in answer.facts["names"].items() if error_of(view)]
-
-
 def decoys(case: Case, family: Family) -> list[Finding]:
     """No address is there on several hosts: MPI would look for its peers at it. Local."""
     owners: dict[str, list[tuple[str, str]]] = {}
-    for it in case.heard:
+    # one machine under two names is another fault
+    once = {str((it.facts["host"], it.facts["interfaces"])): it for it in case.heard}
+    for it in once.values():
         for name, address, _ in it.facts["interfaces"]:
             owners.setdefault(address, []).append((it.name, name))
     right = _right_interface(case)
