@@ -91,7 +91,7 @@ class Recorder:
         if counter is None:
             counter = self._groups[group] = [self._text(group), 0]
         counter[1] += 1
-        file, line = self.place(sys._getframe(2))
+        file, line = self.place(sys._getframe(1))
         n = next(self._numbers)
         at = HEADER + (n & _MASK) * CALL
         limit = int((seconds if seconds < self._longest else self._longest) * 1000.0)

@@ -85,7 +85,7 @@ def session(
 ) -> Iterator[World]:
     """Open torch.distributed for all ranks of the launch, close it at the end. Collective.
 
-    Rank and world size come from MPI. After an exception it is closed without waiting for anybody.
+    Rank and world size come from MPI. After an exception nobody is waited for.
 
     Args:
         backend: "mpi", "gloo", "nccl", or a list such as "cpu:gloo,cuda:nccl".
@@ -96,20 +96,19 @@ def session(
         threads: of this rank; by default its share of the cores, or OMP_NUM_THREADS.
         quiet: the root does not say what was opened.
 
-    Yields:
-        the World of this process.
+    Yields: the World of this process.
 
     Raises:
         LaunchError: on all ranks: a broken launch; RendezvousError, DeviceError are kinds of it.
-        SettingsError: on all ranks: the table of all-reduces that this user has is none.
-        CollectiveTimeout: some rank did not come to the begin or to the end; it is named.
+        SettingsError: on all ranks: a broken table of all-reduces.
+        CollectiveTimeout: some rank did not come to begin or end; it is named.
     """
     world, plan = discover(), Plan(backend, rendezvous or "", world_size, as_timedelta(timeout))
     with ExitStack() as stack:
         store = _open(world, plan, stack, threads, quiet)
-        stack.enter_context(watched(world, plan.limit.total_seconds()))
         try:
-            yield world
+            with watched(world, plan.limit.total_seconds()):
+                yield world
         except BaseException:
             _drop(store)
             raise

@@ -64,8 +64,7 @@ class RunDirectory:
         exact: Path | None = None,
         tensorboard: bool = False,
     ) -> None:
-        self._world, self._root = world, world.rank == 0
-        self._start = time.perf_counter()
+        self._world, self._root, self._start = world, world.rank == 0, time.perf_counter()
         self._failure: LockstepError | None = None
         self._file: Appender | None = None
         self._events: Events | None = None
@@ -91,9 +90,8 @@ class RunDirectory:
             opening.note_settings(self.path, noted)
 
         on_root(world, note, "note the settings")
-        metrics = self.path / METRICS
         # records of an earlier start, of which nobody has said yet that the run goes on after them
-        self._again = self._root and metrics.exists() and metrics.stat().st_size > 0
+        self._again = self._root and _is_there(self.path / METRICS)
 
     @staticmethod
     def is_done(world: World, exact: Path) -> bool:
@@ -222,3 +220,7 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except OSError as error:
         raise files.failure(error, "look for", path) from error
+
+
+def _is_there(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0

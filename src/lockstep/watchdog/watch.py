@@ -10,20 +10,20 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-from mpi4py import MPI
+from typing import TYPE_CHECKING, Any
 
 from lockstep import notes
 from lockstep.ending import within
 from lockstep.errors import LockstepError, RendezvousError, SettingsError
 from lockstep.rendezvous.doors import open_door
 from lockstep.rendezvous.tcp import find_address
-from lockstep.shared_memory import Segment
 from lockstep.watchdog.channel import Channel
 from lockstep.watchdog.hub import Hub, Ranks, say
 from lockstep.watchdog.watcher import Limits, Watcher
 from lockstep.world import World
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 # abort: after the verdict the job ends. wait: it goes on waiting. off: nobody watches.
 MODE = "LOCKSTEP_WATCHDOG"
@@ -86,22 +86,26 @@ def watched(world: World, seconds: float) -> Iterator[None]:
     with _signals(_watcher):
         try:
             yield
-        except SystemExit as exit_:
-            code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
-            recorder.set(notes.CODE, code)
-            recorder.set(notes.STATE, notes.EXITED if code else notes.CLOSED)
-            raise
-        except BaseException as error:
-            if _is_late(error):
-                notes.explain()
-            recorder.set(notes.STATE, notes.RAISED)
-            raise
-        else:
             recorder.set(notes.STATE, notes.CLOSED)
+        except BaseException as error:
+            _note_end(recorder, error)
+            raise
         finally:
             notes.no_step()
             notes.current = None
     # The thread goes on: other ranks may still wait for this one, and somebody has to say so.
+
+
+def _note_end(recorder: notes.Recorder, error: BaseException) -> None:
+    """Note how the session is left."""
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        recorder.set(notes.CODE, code)
+        recorder.set(notes.STATE, notes.EXITED if code else notes.CLOSED)
+        return
+    if _is_late(error):
+        notes.explain()
+    recorder.set(notes.STATE, notes.RAISED)
 
 
 def _is_late(error: BaseException) -> bool:
@@ -113,6 +117,9 @@ def _is_late(error: BaseException) -> bool:
 
 def _open(world: World, limits: Limits) -> Watcher | None:
     """Make the notes of the node and the connections to the root. Collective."""
+    # Not at the top: it loads MPI, which the import of this package must not.
+    from lockstep.shared_memory import Segment
+
     local: MPI.Intracomm = world.comm.Split(world.node, world.rank)  # type: ignore[assignment]
     try:
         segment = Segment(local, notes.BYTES, "the watchdog's notes")

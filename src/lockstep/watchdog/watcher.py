@@ -11,18 +11,20 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from time import monotonic_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep import notes
 from lockstep.ending import LONGEST, abort
 from lockstep.notes import Recorder
-from lockstep.shared_memory import Segment
 from lockstep.watchdog import stacks
 from lockstep.watchdog.channel import Channel
 from lockstep.watchdog.hub import HARMLESS, Hub, alone, say
 from lockstep.watchdog.life import Life
 from lockstep.watchdog.reading import Call, Notes, read
 from lockstep.watchdog.report import RankReport, report
+
+if TYPE_CHECKING:
+    from lockstep.shared_memory import Segment
 
 # Seconds between two looks.
 _TICK = 0.25

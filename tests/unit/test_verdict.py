@@ -1,0 +1,207 @@
+"""From what each rank is doing to one verdict."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from lockstep import notes
+from lockstep.watchdog.life import Life
+from lockstep.watchdog.reading import read
+from lockstep.watchdog.report import RankReport, Standing, report
+from lockstep.watchdog.verdict import judge
+
+
+def call(number: int, verb: str = "all_reduce", what: str = "float32[21840]", **more: object):
+    """Return a call of the default group, standing for 30 s at train.py:88."""
+    values = {"group": "0", "members": "0-7", "place": "train.py:88", "seconds": 30.0, **more}
+    return Standing(number=number, verb=verb, what=what, **values)  # type: ignore[arg-type]
+
+
+def waiting(rank: int, *calls: Standing, **more: object) -> RankReport:
+    """Return a rank that stands in a call."""
+    return RankReport(rank, f"node{rank // 2}", open=list(calls), **more)  # type: ignore[arg-type]
+
+
+def test_a_rank_that_has_not_come() -> None:
+    """It is named, with the call, and where it is instead."""
+    ranks = [waiting(r, call(412)) for r in range(8) if r != 5]
+    late = RankReport(5, "node2", place="data.py:40", since=31.4, done=[call(411)])
+    verdict = judge([*ranks[:5], late, *ranks[5:]])
+    assert verdict.text == (
+        "rank 5 (node2) has not entered all_reduce #412 of group 0 (float32[21840], train.py:88); "
+        "it is in data.py:40 since 31 s\n7 others wait there."
+    )
+    assert verdict.late == [5]
+    assert not verdict.fatal
+
+
+def test_another_verb() -> None:
+    """Who called what, where the others called what."""
+    ranks = [waiting(r, call(17)) for r in range(3)]
+    odd = waiting(3, call(17, "broadcast", place="odd.py:3"))
+    said = judge([*ranks, odd]).text
+    assert said == ("rank 3 called broadcast #17 (odd.py:3) where the others called all_reduce #17")
+
+
+def test_other_shapes() -> None:
+    """Both shapes are said."""
+    ranks = [waiting(0, call(3, what="float32[12]")), waiting(2, call(3, what="float32[12]"))]
+    odd = waiting(1, call(3, what="float32[10]"))
+    said = judge([ranks[0], odd, ranks[1]]).text
+    assert said == (
+        "shapes differ in all_reduce #3: rank 1 float32[10] (train.py:88), others float32[12]"
+    )
+
+
+def test_a_rank_that_is_gone_and_one_that_is_stopped() -> None:
+    """Both are named; that others wait for them too."""
+    ranks = [
+        waiting(0, call(9)),
+        RankReport(1, "node0", "gone", "SIGKILL, signal 9"),
+        RankReport(2, "node1", "stopped", place="a.py:1", since=3.0),
+    ]
+    verdict = judge(ranks)
+    lines = verdict.text.splitlines()
+    assert lines[0] == "rank 1 (node0) is gone (SIGKILL, signal 9)"
+    assert lines[1] == (
+        "rank 2 (node1) is stopped (SIGSTOP, Ctrl-Z or a debugger); it is in a.py:1 since 3 s"
+    )
+    assert "rank 0 in all_reduce #9" in lines[2]
+    assert verdict.fatal
+
+
+def test_a_host_that_does_not_answer() -> None:
+    """Its ranks are named together, with the host."""
+    ranks = [waiting(0, call(9)), waiting(1, call(9))]
+    silent = [RankReport(r, "node1", "silent") for r in (2, 3)]
+    said = judge([*ranks, *silent]).text
+    assert said.startswith("rank 2, 3 (node1): no answer from there: is the host cut off?")
+
+
+def test_a_rank_that_waits_elsewhere() -> None:
+    """Two groups that wait for each other."""
+    ranks = [waiting(0, call(4)), waiting(1, call(4))]
+    other = waiting(2, call(2, "broadcast", group="pair", members="2-3"), done=[call(3)])
+    said = judge([*ranks, other]).text
+    assert "rank 2 (node1) has not entered all_reduce #4" in said
+    assert "it waits in broadcast #2 of group pair" in said
+
+
+def test_a_rank_outside_of_the_group_is_not_late() -> None:
+    """Members are those that the group has, not all ranks."""
+    ranks = [waiting(r, call(4, members="0-1")) for r in range(2)]
+    outside = RankReport(2, "node1", place="x.py:1", since=100.0)
+    assert judge([*ranks, outside]).late == [0, 1]
+    assert "rank 2" not in judge([*ranks, outside]).text
+
+
+def test_messages() -> None:
+    """Who waits for a message from whom, and where that one is."""
+    message = call(1, "recv from rank 1, tag 0", group=notes.MESSAGES, members="")
+    said = judge([waiting(0, message), RankReport(1, "node0", place="b.py:2", since=5.0)]).text
+    assert said.splitlines() == [
+        "rank 0 (node0) waits in recv from rank 1, tag 0 (float32[21840], train.py:88) since 30 s",
+        "rank 1 (node0) is in b.py:2 since 5 s",
+    ]
+
+
+def test_only_places_are_known() -> None:
+    """The odd one is named."""
+    ranks = [RankReport(r, "node0", place="a.py:7", since=9.0) for r in range(3)]
+    odd = RankReport(3, "node1", place="data.py:40", since=31.0)
+    verdict = judge([*ranks, odd])
+    assert verdict.text.splitlines() == [
+        "rank 3 (node1) is in data.py:40 since 31 s",
+        "rank 0, 1, 2 in a.py:7",
+    ]
+    assert verdict.late == [3]
+
+
+def test_a_normal_end_is_no_news() -> None:
+    """All have closed their sessions."""
+    verdict = judge([RankReport(r, "node0", "gone", left="closed") for r in range(2)])
+    assert "closed" not in verdict.text
+
+
+@pytest.mark.parametrize("ranks", [[], [3], [0, 1, 2, 5, 8, 9], list(range(100))])
+def test_ranks_are_spelled_and_read(ranks: list[int]) -> None:
+    """There and back."""
+    assert notes.unlisted(notes.listed(ranks)) == set(ranks)
+
+
+def test_notes_are_read_as_they_were_written() -> None:
+    """Also when the ring has gone round, and while a call lasts."""
+    memory = memoryview(bytearray(notes.BYTES))
+    recorder = notes.Recorder(memory, 1e8)
+    for n in range(200):
+        at = recorder.enter("0|0-3", "all_reduce", (n % 3,), (torch.ones(n % 3),), 5.0)
+        if n < 199:
+            recorder.leave(at)
+    found = read(memory)
+    assert found.pid == os.getpid()
+    assert [c.number for c in found.calls] == list(range(137, 201))
+    assert [c.what for c in found.calls[-3:]] == ["float32[2]", "float32[0]", "float32[1]"]
+    (still,) = found.open
+    assert (still.number, still.verb, still.limit) == (200, "all_reduce", 5.0)
+    assert still.file == "test_verdict.py"
+    said = report(2, "node1", found, "running", "")
+    assert said.open[0].members == "0-3"
+    assert RankReport.of_json(said.as_json()) == said
+
+
+def test_notes_survive_more_texts_than_there_is_room_for() -> None:
+    """What does not fit is unknown, nothing is overwritten."""
+    memory = memoryview(bytearray(notes.BYTES))
+    recorder = notes.Recorder(memory, 1e8)
+    for n in range(5000):
+        recorder.leave(recorder.enter(f"group {n}", "all_reduce", (n,), (), 5.0))
+    last = read(memory).calls[-1]
+    assert (last.number, last.group) == (1, "")
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that sleeps, or ends with code 3 when it is told to."""
+    code = "import sys; sys.stdin.read(1); sys.exit(3)"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def _until_gone(life: Life) -> None:
+    end = time.monotonic() + 10
+    while not life.gone and time.monotonic() < end:
+        time.sleep(0.01)
+    assert life.gone
+
+
+def test_how_a_process_ended(child: subprocess.Popen[bytes]) -> None:
+    """Stopped, then killed; the kernel says by what, or says nothing."""
+    life = Life(child.pid)
+    assert not life.gone
+    child.send_signal(signal.SIGSTOP)
+    end = time.monotonic() + 10
+    while not life.stopped and time.monotonic() < end:
+        time.sleep(0.01)
+    assert life.stopped
+    child.kill()
+    _until_gone(life)
+    assert life.how() == "SIGKILL, signal 9"  # not reaped yet: every kernel tells
+
+
+def test_exit_code_of_a_process(child: subprocess.Popen[bytes]) -> None:
+    """Likewise."""
+    life = Life(child.pid)
+    assert child.stdin is not None
+    child.stdin.write(b"x")
+    child.stdin.close()
+    _until_gone(life)
+    assert life.how() == "exit code 3"
