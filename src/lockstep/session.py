@@ -99,8 +99,7 @@ def session(
     Yields: the World of this process.
 
     Raises:
-        LaunchError: on all ranks: a broken launch; RendezvousError, DeviceError are kinds of it.
-        SettingsError: on all ranks: a broken table of all-reduces.
+        LaunchError (RendezvousError, DeviceError), SettingsError: what is broken; on all ranks.
         CollectiveTimeout: some rank did not come to begin or end; it is named.
     """
     world, plan = discover(), Plan(backend, rendezvous or "", world_size, as_timedelta(timeout))
