@@ -8,16 +8,18 @@ copy of the buffer. The kernel in C does it, or torch where there is none, to th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from mpi4py import MPI
 
 from lockstep import kernel, notes
 from lockstep.ending import within_reason
 from lockstep.errors import CollectiveMismatch, CollectiveTimeout, GroupBroken
 from lockstep.meeting import Late, Meeting, MessageMeeting
 from lockstep.shared_memory import Segment
+
+if TYPE_CHECKING:
+    from mpi4py import MPI  # to import it starts MPI
 
 _LINE = 128
 
