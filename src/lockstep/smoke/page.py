@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -21,23 +22,17 @@ table { border-collapse: collapse; width: 100% } td, th { text-align: left; padd
 .failed, .not-run { background: #ffd7d5 }
 code, pre { background: #f4f6f8; border-radius: .3rem; font-size: .88em }
 code { padding: .05rem .3rem } pre { padding: .6rem; overflow-x: auto }
-img { max-width: 100% } .q { color: #57606a; margin: 0 0 .5rem }
+svg { max-width: 100%; margin: .4rem 1rem .4rem 0; vertical-align: top }
+.q { color: #57606a; margin: 0 0 .5rem }
 """
 
 
-def drawings(finding: Finding) -> list[str]:
-    """Return the pictures of a finding as images of HTML. Local."""
-    return [
-        f'<img src="{draw(picture)}" alt="{escape(picture.title)}">' for picture in finding.pictures
-    ]
-
-
-def page(record: dict[str, Any], pictures: list[list[str]]) -> str:
+def page(record: dict[str, Any], findings: Sequence[Finding]) -> str:
     """Return the page. Local.
 
     Args:
         record: what smoke.json holds.
-        pictures: for each check, as `drawings` returns them.
+        findings: those of the same checks; they have the pictures.
     """
     head = (
         f"{record['ranks']} ranks on {record['nodes']} nodes, started {record['started']}, "
@@ -45,7 +40,8 @@ def page(record: dict[str, Any], pictures: list[list[str]]) -> str:
     )
     rows = "".join(_row(row) for row in record["checks"])
     sections = "".join(
-        _section(row, images) for row, images in zip(record["checks"], pictures, strict=True)
+        _section(row, [draw(picture) for picture in finding.pictures])
+        for row, finding in zip(record["checks"], findings, strict=True)
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

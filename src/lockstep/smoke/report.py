@@ -12,14 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.metrics import DONE
-from lockstep.rendezvous.agree import limited
 from lockstep.smoke import page, place, table
 from lockstep.smoke.check import ORDER, Check, Finding, Who
 from lockstep.smoke.compare import named
 from lockstep.world import World
-
-# Seconds for the pictures; the first use of matplotlib on a machine makes a cache of fonts.
-_DRAW = 8.0
 
 
 class Report:
@@ -77,7 +73,7 @@ class Report:
     def close(self, state: str) -> int:
         """Write everything, print the rest, return the exit code: 1 unless all is well. Local."""
         self._save(state)
-        self._write_page(pictures=state == "done")
+        self._replace(place.PAGE, page.page(self._record(state), self._findings))
         code = int(self._verdict() in ("failed", "not run"))
         if state == "done":
             self._replace(DONE, f"{code}\n")
@@ -119,15 +115,6 @@ class Report:
     def _save(self, state: str) -> None:
         text = json.dumps(self._record(state), indent=1, ensure_ascii=False, default=str)
         self._replace(place.JSON, text + "\n")
-
-    def _write_page(self, pictures: bool) -> None:
-        drawn: list[list[str]] = [[] for _ in self._findings]
-        if pictures:
-            try:
-                drawn = limited(lambda: [page.drawings(it) for it in self._findings], _DRAW)
-            except Exception as error:
-                sys.stderr.write(f"lockstep: no pictures in smoke.html: {error}\n")
-        self._replace(place.PAGE, page.page(self._record("done"), drawn))
 
     def _replace(self, name: str, text: str) -> None:
         """Write a file; a directory that hangs or is full ends the writing."""
