@@ -82,8 +82,10 @@ print(MPI.Get_library_version().partition(",")[0].partition("\n")[0].strip("\0 "
 # lockstep_launch COMMAND...: on all ranks
 lockstep_launch() {
     if [ "$LOCKSTEP_LAUNCH" != mpirun ]; then
-        srun --mpi="$LOCKSTEP_LAUNCH" --ntasks="$SLURM_NTASKS" --cpus-per-task="$OMP_NUM_THREADS" \
-            --cpu-bind=cores --kill-on-bad-exit=1 "$@"
+        # Ranks that leave with a code leave together, and whoever fails ends the others: srun must
+        # not hurry, or the code would be that of its own signal. A killed rank it does notice.
+        srun --mpi="$LOCKSTEP_LAUNCH" --nodes="$SLURM_NNODES" --ntasks="$SLURM_NTASKS" --cpus-per-task="$OMP_NUM_THREADS" \
+            --cpu-bind=cores --kill-on-bad-exit=0 --wait=60 "$@"
     elif [[ $lockstep_library == *"Open MPI"* ]]; then
         # It would bind each rank to one core, whatever number of threads the rank has.
         mpirun -n "$SLURM_NTASKS" --bind-to none "$@"

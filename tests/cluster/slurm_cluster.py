@@ -20,18 +20,7 @@ CANNOT = 77
 # Slurm states from which a job does not come back.
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"}
 # Variables of an outer Slurm, launcher or user that would change what is tested here.
-_FOREIGN = (
-    "SLURM_",
-    "SBATCH_",
-    "SRUN_",
-    "OMPI_",
-    "PMI",
-    "PRTE_",
-    "LOCKSTEP_",
-    "MPI",
-    "HYD",
-    "I_MPI",
-)
+_FOREIGN = re.compile(r"(SLURM(?!_LAB)|SBATCH|SRUN|OMPI_|PMI|PRTE_|LOCKSTEP_|MPI|HYD|I_MPI|PYTEST)")
 
 
 def lab(action: str, *arguments: str, limit: float = 120.0) -> str:
@@ -47,23 +36,15 @@ def lab(action: str, *arguments: str, limit: float = 120.0) -> str:
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[Slurm]:
     """Return a Slurm of 4 nodes; one that was up before stays up."""
-    environment = _variables(lab("env"))
-    ours = not Path(environment["SLURM_CONF"]).exists()
+    outside = {k: v for k, v in os.environ.items() if not _FOREIGN.match(k)}
+    is_up = subprocess.run([str(LAB), "exec", "true"], capture_output=True, timeout=30, check=False)
     try:
         # Long enough for a machine that has to install Slurm first.
         lab("up", limit=420.0)
-        yield Slurm(environment)
+        yield Slurm(outside)
     finally:
-        if ours:
+        if is_up.returncode:
             lab("down")
-
-
-def _variables(script: str) -> dict[str, str]:
-    inside = ["bash", "-c", f"{script}\nenv -0"]
-    outside = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
-    done = subprocess.run(inside, env=outside, capture_output=True, check=True, timeout=30)
-    pairs = (line.partition("=") for line in done.stdout.decode().split("\0") if line)
-    return {name: value for name, _, value in pairs}
 
 
 @dataclass(frozen=True)
@@ -71,19 +52,35 @@ class Slurm:
     """A Slurm that is up.
 
     Attributes:
-        environment: of its clients.
+        environment: of its users.
     """
 
     environment: dict[str, str]
 
-    def call(self, *command: str, limit: float = 30.0, **extra: str) -> str:
-        """Run a client of Slurm from the top of the checkout and return what it printed."""
-        env = {**self.environment, **extra}
+    def call(self, *command: str, limit: float = 30.0, env: dict[str, str] | None = None) -> str:
+        """Run a command on the login node, in the checkout; return what it printed."""
         done = subprocess.run(
-            command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=limit, check=False
+            [str(LAB), "exec", *command],
+            env=env or self.environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=limit,
+            check=False,
         )
         assert done.returncode == 0, f"{shlex.join(command)}: {done.stdout}{done.stderr}"
         return done.stdout
+
+    def variables(self, mpi: str, directory: Path, **extra: str) -> dict[str, str]:
+        """Return the environment in which a user of an MPI submits; skip where it is not here."""
+        return {
+            **self.environment,
+            "MPI": mpi,
+            "LOCKSTEP_VENV": str(need(mpi).venv),
+            "LOCKSTEP_SITE": "/dev/null",
+            "LOCKSTEP_RUNS": str(directory / "runs"),
+            **extra,
+        }
 
     def submit(
         self,
@@ -104,16 +101,10 @@ class Slurm:
             options: of sbatch.
             extra: variables, such as LOCKSTEP_LAUNCH.
         """
-        variables = {
-            "MPI": mpi,
-            "LOCKSTEP_VENV": str(need(mpi).venv),
-            "LOCKSTEP_SITE": "/dev/null",
-            "LOCKSTEP_RUNS": str(directory / "runs"),
-            **extra,
-        }
+        variables = self.variables(mpi, directory, **extra)
         file = str(ROOT / "slurm" / f"{script}.sbatch")
         log = f"--output={directory}/%x-%j.log"
-        said = self.call("sbatch", "--parsable", log, *options, file, *arguments, **variables)
+        said = self.call("sbatch", "--parsable", log, *options, file, *arguments, env=variables)
         number = said.strip().partition(";")[0]
         runs = directory / "runs"
         return Job(self, number, directory / f"{script}-{number}.log", runs / f"{script}-{number}")
