@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with Logbook(world, run, interval=settings.log_interval, **shape) as log:
                 course.announce(log, settings)
                 if not train(step, images, test, settings, course, log=log, stop=stop, store=store):
-                    log.leave("Saved; the same command with --run goes on from here")
+                    log.leave(f"Saved; to go on: the same command with --run {run.path}")
                     return LEFT_EARLY
                 store.wait()
                 if settings.export:
