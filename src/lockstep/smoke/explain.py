@@ -64,7 +64,7 @@ def _name_hung(finding: Finding, hung: Mapping[int, str], limit: float, lab: Lab
         finding.fail(
             f"{named(ranks, lab.roster)} {word} not come back within {limit:.3g} s from {place}",
             f"ssh {first.host} py-spy dump --pid {first.pid}   # while it hangs; "
-            "--limit 30 gives a slow cluster more time",
+            "is that host very busy, or are its files slow?",
         )
 
 

@@ -24,7 +24,7 @@ class Software(Check):
 
     name = "software"
     question = "Do all ranks run the same Python, libraries and code?"
-    limit = 20.0
+    limit = 30.0
 
     def measure(self, lab: Lab) -> dict[str, str]:
         """Return a text for each part of the software of this rank."""
