@@ -12,6 +12,8 @@ from lockstep.errors import StorageError
 from lockstep.together import on_root
 from lockstep.world import World
 
+# One entry only: with two the library writes them in an order of chance, and the same weights would
+# make different files.
 _OURS = {"written_by": "lockstep"}
 
 
@@ -64,7 +66,7 @@ def _export(model: nn.Module, path: Path) -> None:
     }
     try:
         with files.fresh(path) as file:
-            file.write(save(tensors, metadata={"format": "pt", **_OURS}))
+            file.write(save(tensors, metadata=_OURS))
     except OSError as error:
         raise files.failure(error, "export the model to", path) from error
 
