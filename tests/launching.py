@@ -28,7 +28,8 @@ _FOREIGN = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_", "SLURM_", "MPI_LOCAL", "HYDI_",
 _OPENMPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    # without `slot` all ranks go to the first host of a hostfile
+    "PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
 }
 
