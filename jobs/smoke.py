@@ -44,7 +44,7 @@ class Settings(Checked):
     data_dir: Path | None = flag(None, "where MNIST and CIFAR-10 are")  # noqa: RUF009
     per_node: int | None = flag(None, "ranks expected on each node")
     hostfile: Path | None = flag(None, "the launcher's, to compare with")  # noqa: RUF009
-    limit: float = flag(30.0, "seconds that a check may take")
+    limit: float = flag(30.0, "seconds that a check may take; above 30 all get more")
     within: float = flag(50.0, "seconds that all checks together may take")
     run_dir: Path = flag(Path("runs"), "where the run's directory is made")  # noqa: RUF009
     run: Path | None = flag(None, "the run's directory itself, kept if it is there")  # noqa: RUF009

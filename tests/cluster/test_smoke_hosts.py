@@ -14,7 +14,7 @@ from launching import Launcher, Outcome, Program, need
 
 # Seconds; the machine that plays all the hosts may be busy with other things too.
 LIMIT = 200.0
-PATIENT = ("--within", "120")
+PATIENT = ("--within", "150", "--limit", "90")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ NAMES += ["gpus", "network", "torch", "all-reduce", "data"]
 # Seconds for a smoke test, on a machine that others use as well.
 LIMIT = 300.0
 # What a busy machine does slowly is not what these tests look for.
-PATIENT = ("--within", "200")
+PATIENT = ("--within", "200", "--limit", "90")
 MPIS = pytest.mark.parametrize("name", ["openmpi", "mpich", "impi"])
 
 

@@ -59,6 +59,14 @@ def test_the_worst_fault_is_the_verdict() -> None:
     assert Finding(ran=False).verdict == "not run"
 
 
+def test_limits() -> None:
+    """A small limit caps, a large one gives every check more in proportion."""
+    place = Path("/shared")
+    assert Options(place).limit_of(10.0) == 10.0
+    assert Options(place, limit=5.0).limit_of(10.0) == 5.0
+    assert Options(place, limit=60.0).limit_of(10.0) == 20.0
+
+
 def test_naming() -> None:
     """Ranks by number and host."""
     lab = lab_of(4, 2, 1)

@@ -12,6 +12,8 @@ from lockstep.smoke.pictures import Picture
 from lockstep.world import World
 
 Verdict = Literal["ok", "warning", "failed", "not applicable", "not run"]
+# Seconds that the slowest checks have.
+LONGEST = 30.0
 # From the best to the worst; "not run" is what a check gets that could not even be tried.
 ORDER: tuple[Verdict, ...] = ("not applicable", "ok", "warning", "not run", "failed")
 
@@ -44,7 +46,7 @@ class Options:
         data_dir: where MNIST and CIFAR-10 are; None leaves that check out.
         per_node: ranks expected on each node; None if any number will do.
         hostfile: which the launcher was given; None if none.
-        limit: seconds that a check may take at most.
+        limit: seconds that a check may take at most; above what is usual, each gets more.
         within: seconds for all checks together.
     """
 
@@ -52,8 +54,12 @@ class Options:
     data_dir: Path | None = None
     per_node: int | None = None
     hostfile: Path | None = None
-    limit: float = 30.0
+    limit: float = LONGEST
     within: float = 50.0
+
+    def limit_of(self, usual: float) -> float:
+        """Return the limit of a check that usually has so many seconds. Local."""
+        return min(usual * max(1.0, self.limit / LONGEST), self.limit)
 
 
 @dataclass

@@ -174,7 +174,7 @@ class _Root(_Part):
             finding = Finding(summary=reason, ran=False)
             self._report.add(check, finding, 0.0)
             return
-        limit = min(check.limit, self._options.limit, left)
+        limit = min(self._options.limit_of(check.limit), left)
         self._report.begin(check)
         start, known = time.monotonic(), set(self._lost) if number else set()
         answers = self._ask(Command("run", self._count(), check=number, limit=limit), check)
