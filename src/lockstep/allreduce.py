@@ -91,18 +91,21 @@ def gather_broadcast(flat: torch.Tensor, group: Any = None) -> None:
         _send(flat, target, group)
 
 
-def ring(flat: torch.Tensor, group: Any = None) -> None:
+def ring(flat: torch.Tensor, group: Any = None, scratch: torch.Tensor | None = None) -> None:
     """Send parts round a ring: first each is summed on its way, then the sums go round.
 
     2(n-1) steps; every rank sends 2(n-1)/n m bytes, which is the least possible. The buffer is
     cut into n parts. In the first round each rank adds its own numbers to the part that comes from
     the left and passes it on; after n-1 steps rank r holds the sum of part r+1. In the second
     round the sums go round in the same way.
+
+    Args:
+        scratch: of the same dtype, at least one part long; by default it is made for the call.
     """
     rank, size = _place(group)
     parts = _parts(flat, size)
     left, right = (rank - 1) % size, (rank + 1) % size
-    arriving = torch.empty_like(parts[0])
+    arriving = torch.empty_like(parts[0]) if scratch is None else scratch
     for step in range(size - 1):
         leaving, mine = parts[(rank - step) % size], parts[(rank - step - 1) % size]
         came = arriving[: len(mine)]

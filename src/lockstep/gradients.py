@@ -9,7 +9,7 @@ as its turn has come and its gradients are there.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +22,8 @@ from lockstep.checks import check_examples
 from lockstep.compress import Compression, Compressor
 from lockstep.flat import Flat, by_kind
 from lockstep.pipeline import Line
-from lockstep.reducers import Stage, make
-from lockstep.world import World, current
+from lockstep.reducers import make, may_overlap
+from lockstep.world import World
 
 # Large enough that the cost of a message is small, small enough that backward hides most of them.
 BUCKET_BYTES = 4 * 2**20
@@ -45,10 +45,14 @@ class Options:
 
 
 class _Bucket:
-    """A piece of the buffer and how many of its gradients are still to come."""
+    """A part of the buffer and how many of its gradients are still to come.
 
-    def __init__(self, piece: torch.Tensor, members: int) -> None:
-        self.piece, self.members, self.missing = piece, members, members
+    It is summed in pieces, so that what a sum needs besides does not grow with a large parameter.
+    """
+
+    def __init__(self, part: torch.Tensor, members: int, piece_bytes: int) -> None:
+        self.part, self.members, self.missing = part, members, members
+        self.pieces = part.split(max(1, piece_bytes // part.element_size()))
 
 
 class Gradients:
@@ -86,10 +90,8 @@ class Gradients:
         for parameter in self.parameters:
             self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))
         self.compressor = self._compress(options.compress, group)
-        stages = [self._in_bucket(stage) for stage in self.reducer.stages]
-        if self.compressor is not None:
-            stages = [self._sum_compressed]
-        self._line = Line(stages, overlap=_may_overlap())
+        stages = [self._sum_compressed] if self.compressor else self.reducer.stages
+        self._line = Line(stages, overlap=may_overlap())
         self._next = 0
         self._examples: int | None = None
         self._accumulating = False
@@ -236,11 +238,9 @@ class Gradients:
         if self._accumulating or not (every or self._line.overlaps):
             return
         while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
-            self._next += 1
-            self._line.put(self._next - 1, wait=every)
-
-    def _in_bucket(self, stage: Stage) -> Callable[[int], None]:
-        return lambda number: stage(self._buckets[number].piece)
+            number, self._next = self._next, self._next + 1
+            for work in [number] if self.compressor else self._buckets[number].pieces:
+                self._line.put(work, wait=every)
 
     def _compress(self, how: Compression | str | None, group: Any) -> Compressor | None:
         if how is None:
@@ -248,7 +248,7 @@ class Gradients:
         shapes = [p.shape for members in self._members for p in members]
         buckets, start = [], 0
         for bucket in self._buckets:
-            buckets.append((bucket.piece, shapes[start : start + bucket.members]))
+            buckets.append((bucket.part, shapes[start : start + bucket.members]))
             start += bucket.members
         return compress.make(how, buckets, group)
 
@@ -286,14 +286,7 @@ class Gradients:
             self._views[parameter] = view
             self._bucket_of[parameter] = len(self._buckets)
             if (end - start) * width >= bucket_bytes or i == len(members) - 1:
-                self._buckets.append(_Bucket(flat.buffer[start:end], i + 1 - first))
+                self._buckets.append(
+                    _Bucket(flat.buffer[start:end], i + 1 - first, 2 * bucket_bytes)
+                )
                 start, first = end, i + 1
-
-
-def _may_overlap() -> bool:
-    """Say whether a second thread may communicate: below MPI_THREAD_MULTIPLE it must not."""
-    if current() is None:
-        return True
-    from mpi4py import MPI  # started by now; to import it earlier would start it
-
-    return bool(MPI.Query_thread() >= MPI.THREAD_MULTIPLE)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,36 +39,66 @@ class Late(Exception):
         self.rank, self.gone, self.met = rank, gone, met
 
 
+@dataclass(frozen=True)
+class Process:
+    """A rank as the others of its node can look for it.
+
+    Attributes:
+        pid: its number.
+        namespace: of processes, in which the number holds; "" if unknown.
+        cores: on which it may run.
+    """
+
+    pid: int
+    namespace: str
+    cores: frozenset[int]
+
+
+def this_process() -> Process:
+    """Describe this process. Local."""
+    return Process(os.getpid(), _namespace(), frozenset(os.sched_getaffinity(0)))
+
+
 class Meeting:
-    """A place to meet for the ranks of one node. Making it is Collective and blocking.
+    """A place to meet for the ranks of one node. Local: waits for nobody.
 
     Not thread-safe: one call at a time on a rank.
 
     Args:
-        comm: the ranks.
         library: the compiled kernel.
-        segment: memory of these ranks; the first rank's part holds `bytes_needed(…)` of it.
-        offset: where in that part, in bytes; a multiple of 128.
+        address: of memory that all of them see, `bytes_needed(…)` of it, zeros, a multiple of 128.
+        rank: which of them this process is.
+        processes: theirs, in order.
 
     Attributes:
         size: number of ranks.
         closed: ends a wait that is under way in another thread.
     """
 
-    def __init__(self, comm: MPI.Intracomm, library: Any, segment: Segment, offset: int = 0):
-        self._library, self._segment = library, segment
-        self.size, self._rank = comm.size, comm.rank
-        self._team = kernel.Team(
-            segment.address(0, offset), comm.size, comm.rank, 0, int(_SLICE * 1e9)
-        )
+    def __init__(self, library: Any, address: int, rank: int, processes: Sequence[Process]) -> None:
+        self._library, self._rank, self._processes = library, rank, processes
+        self.size = len(processes)
+        self._team = kernel.Team(address, self.size, rank, 0, int(_SLICE * 1e9))
         self._at = ctypes.addressof(self._team)
         self._state = (ctypes.c_int64 * 2)()
         self._state_at = ctypes.addressof(self._state)
         self._epoch = 1
-        cores = len(set().union(*comm.allgather(os.sched_getaffinity(0))))
-        self._spins = _SPINS if cores >= comm.size else 0
-        self._pids = comm.allgather((os.getpid(), _namespace()))
+        cores = frozenset().union(*(process.cores for process in processes))
+        self._spins = _SPINS if len(cores) >= self.size else 0
         self.closed = False
+
+    @classmethod
+    def among(cls, comm: MPI.Intracomm, library: Any, segment: Segment, offset: int = 0) -> Meeting:
+        """Make one for the ranks of a communicator. Collective and blocking.
+
+        Args:
+            comm: the ranks.
+            library: the compiled kernel.
+            segment: memory of these ranks; the first rank's part holds the place to meet.
+            offset: where in that part, in bytes.
+        """
+        processes = comm.allgather(this_process())
+        return cls(library, segment.address(0, offset), comm.rank, processes)
 
     @staticmethod
     def bytes_needed(library: Any, size: int) -> int:
@@ -138,6 +169,10 @@ class Meeting:
         self._team.spins, self._team.nanoseconds = 0, 0
         self._library.lockstep_meet(self._at, self._epoch, signature, self._state_at)
 
+    def close(self, well: bool) -> None:
+        """End a wait that is under way in another thread. Local."""
+        self.closed = True
+
     def came_with(self, signature: int) -> list[int]:
         """Return the ranks that came with a signature, when the last meeting differed. Local."""
         everyone = (ctypes.c_int64 * self.size)()
@@ -145,11 +180,11 @@ class Meeting:
         return [rank for rank, theirs in enumerate(everyone) if theirs == signature]
 
     def _is_gone(self, rank: int) -> bool:
-        pid, namespace = self._pids[rank]
-        if namespace != self._pids[self._rank][1]:
+        process = self._processes[rank]
+        if process.namespace != self._processes[self._rank].namespace:
             return False  # its number means nothing here
         try:
-            with open(f"/proc/{pid}/stat") as file:
+            with open(f"/proc/{process.pid}/stat") as file:
                 return file.read().rpartition(")")[2].split()[0] in "ZX"
         except (FileNotFoundError, ProcessLookupError):
             return True
@@ -183,6 +218,12 @@ class MessageMeeting:
 
     def be_eager(self, eager: bool) -> None:
         """Do nothing: `meet` is told. Local."""
+
+    def close(self, well: bool) -> None:
+        """End a wait in another thread; if all meetings have ended well, free all. Collective."""
+        self.closed = True
+        if well:
+            self._comm.Free()
 
     def _came(self) -> bool:
         return self.closed or self._pending is None or self._pending.Test()

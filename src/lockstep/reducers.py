@@ -26,7 +26,7 @@ from lockstep.errors import LockstepError
 from lockstep.kernel import slice_of
 from lockstep.mpi_backend.open import open_communicator
 from lockstep.windows import Windows
-from lockstep.world import World
+from lockstep.world import World, current
 
 # dtype, device and number of elements of a buffer
 Kind = tuple[torch.dtype, torch.device, int]
@@ -68,6 +68,15 @@ def make(
                 raise
             chosen = by_messages(backend)  # raised on all ranks alike
     return Reducer(chosen, kinds, group)
+
+
+def may_overlap() -> bool:
+    """Say whether a second thread may communicate: below MPI_THREAD_MULTIPLE it must not. Local."""
+    if current() is None:
+        return True
+    from mpi4py import MPI  # started by now; to import it earlier would start it
+
+    return bool(MPI.Query_thread() >= MPI.THREAD_MULTIPLE)
 
 
 def _make_on_node(name: str, kinds: Sequence[Kind], world: World, group: Any) -> Reducer:
@@ -146,7 +155,7 @@ class Reducer:
         """Say whether somebody waits for the sums, also for those under way. Local."""
 
     def close(self) -> None:
-        """End what is under way; buffers stay as long as they are used. Local."""
+        """End what is under way; buffers stay as long as they are used. Collective."""
 
     def _make_buffers(self, kinds: Sequence[Kind]) -> list[torch.Tensor]:
         return [torch.zeros(count, dtype=dtype, device=device) for dtype, device, count in kinds]
@@ -157,7 +166,11 @@ class Reducer:
 
 
 class _OnNode(Reducer):
-    """What "shared" and "hierarchical" have in common: buffers that the node's ranks see."""
+    """Where all ranks are on one node: buffers that all of them see.
+
+    Attributes:
+        memory: that of the node.
+    """
 
     def __init__(
         self, name: str, kinds: Sequence[Kind], group: Any, world: World, places: Sequence[int]
@@ -173,11 +186,11 @@ class _OnNode(Reducer):
 
     def be_eager(self, eager: bool) -> None:
         """Say whether somebody waits for the sums, also for those under way. Local."""
-        self._windows.be_eager(eager)
+        self.memory.be_eager(eager)
 
     def close(self) -> None:
-        """End what is under way; buffers stay as long as they are used. Local."""
-        self._windows.close()
+        """End what is under way; buffers stay as long as they are used. Collective."""
+        self.memory.close()
 
     def _make_buffers(self, kinds: Sequence[Kind]) -> list[torch.Tensor]:
         global _opened
@@ -188,14 +201,14 @@ class _OnNode(Reducer):
         flats = [(dtype, count) for dtype, _, count in (*kinds, _COUNT)]
         names = [f"rank {rank}" for rank in ranks]
         with within(seconds + SETTLE, "making shared buffers for gradients"):
-            self._windows = Windows(
+            self.memory = Windows(
                 comm, flats, purpose="gradients", names=names, seconds=seconds, meetings=2
             )
-        *buffers, self._number = self._windows.buffers
+        *buffers, self._number = self.memory.buffers
         return buffers
 
     def _add_stages(self) -> None:
-        self.stages.append(self._windows.sum)
+        self.stages.append(self.memory.sum)
 
 
 class _Hierarchical(_OnNode):
@@ -208,24 +221,37 @@ class _Hierarchical(_OnNode):
         ]
         self._slices = min(len(ranks) for ranks in nodes)
         self._across: Any = None
+        self._scratch: dict[torch.dtype, torch.Tensor] = {}
         limit = timedelta(seconds=_seconds_of(self._group))
         for number in range(self._slices):
             made = dist.new_group([ranks[number] for ranks in nodes], timeout=limit)
             if number == self._world.local_rank:
                 self._across = made
         self.stages += [
-            lambda piece: self._windows.sum(piece, everywhere=False),
+            lambda piece: self.memory.sum(piece, everywhere=False),
             self._exchange,
-            lambda piece: self._windows.spread(piece, meeting=1),
+            lambda piece: self.memory.spread(piece, meeting=1),
         ]
+
+    def close(self) -> None:
+        """End what is under way; buffers stay as long as they are used. Collective."""
+        if self.memory.close() and self._across is not None:
+            dist.destroy_process_group(self._across)
 
     def _exchange(self, piece: torch.Tensor) -> None:
         """Sum this rank's slice over the nodes, where the first rank of the node has it."""
         if self._across is None:
             return  # a node with more ranks than another
-        first = self._windows.windows(piece)[0]
+        first = self.memory.windows(piece)[0]
         begin, end = slice_of(
             self._world.local_rank, self._slices, len(piece), piece.element_size()
         )
         mine = first[begin:end]
-        (recursive_doubling if mine.nbytes <= _SHORT else ring)(mine, self._across)
+        if mine.nbytes <= _SHORT:
+            recursive_doubling(mine, self._across)
+            return
+        scratch, part = self._scratch.get(mine.dtype), -(-len(mine) // self._world.nodes)
+        if scratch is None or len(scratch) < part:
+            # Kept: to allocate it each time leaves holes of its size in the heap.
+            self._scratch[mine.dtype] = scratch = torch.empty(part, dtype=mine.dtype)
+        ring(mine, self._across, scratch)

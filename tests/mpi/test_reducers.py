@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from mpi4py import MPI
 
 from helpers import new_group, split
 from lockstep import World, kernel
@@ -226,3 +229,59 @@ def test_what_cannot_be_is_refused_on_all_ranks(world: World) -> None:
         make("shared", huge, one, group)
     assert make("auto", kinds_of(4), one, group).name == "shared"
     assert make("auto", kinds_of(4), two, group).name == "hierarchical"
+
+
+def memory() -> int:
+    """Return the bytes of this process; what several share counts as a part for each of them."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+
+
+@pytest.mark.parametrize("way_over", ["shared", "hierarchical"])
+def test_memory_is_the_buffer_once(world: World, comm: Any, way_over: str) -> None:
+    """All ranks together take their buffers, and at most 16 MB a rank besides."""
+    group, count = own_group(), 12 * 2**20
+    sizes = [world.size] if way_over == "shared" else [1] * world.size
+    dist.all_reduce(torch.ones(100_000), group=group)  # what a first call needs is there
+    comm.Barrier()
+    before = comm.allreduce(memory())
+    reducer = make(way_over, [(torch.float32, CPU, count)], split(world, sizes), group)
+    for _ in range(2):
+        for piece in reducer.buffers[0].split(2**20):
+            piece.fill_(1.0)
+            reducer.sum(piece)
+    comm.Barrier()
+    grown = comm.allreduce(memory()) - before
+    # What else the process gives back meanwhile is little.
+    assert 0.9 * 4 * count * world.size <= grown <= (4 * count + 16 * 10**6) * world.size
+    comm.Barrier()
+    reducer.close()
+
+
+def test_two_at_once(world: World) -> None:
+    """Two threads sum, each with a reducer of its own; their order differs from rank to rank."""
+    one = split(world, [world.size])
+    ways = [one, split(world, [1] * world.size)]
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        ways = [one, one]  # messages in two threads need more
+    reducers = [open_reducer(way, own_group(), 5000) for way in ways]
+    wrong: list[str] = []
+
+    def work(number: int) -> None:
+        own = torch.Generator().manual_seed(10 * world.rank + number)
+        for call in range(200):
+            piece = reducers[number].buffers[call % 4][: 10 + 23 * call]
+            piece.fill_(world.rank + call % 3)
+            if int(torch.randint(0, 10, (), generator=own)) == 0:
+                torch.randn(20_000)
+            reducers[number].sum(piece)
+            expected = sum(range(world.size)) + world.size * (call % 3)
+            if not bool((piece == expected).all()):
+                wrong.append(f"reducer {number}, call {call}")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

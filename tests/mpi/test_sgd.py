@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,6 +12,7 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from helpers import split
 from lockstep import World
 from lockstep.allreduce import ALGORITHMS
 from lockstep.batchnorm import synchronous_batchnorm
@@ -83,11 +86,15 @@ def distance(model: nn.Module, reference: nn.Module) -> float:
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 @pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "momentum", "nesterov"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "shared", "hierarchical", "uneven nodes"])
 def test_equals_one_process(
     world: World, algorithm: str, settings: dict, dtype: torch.dtype, limit: float
 ) -> None:
     """20 steps, in each way to step, from different weights on the ranks."""
+    if algorithm == "uneven nodes":
+        algorithm, world = "hierarchical", split(world, [world.size - 1, 1][world.size == 1 :])
+    elif algorithm == "hierarchical":
+        world = split(world, [1] * world.size)
     for way in WAYS:
         reference, model = network(dtype), network(dtype)
         optimizer = torch.optim.SGD(reference.parameters(), **settings)
@@ -121,12 +128,13 @@ def test_equals_ddp(world: World) -> None:
     assert distance(model, other.module) < 1e-12
 
 
-def test_any_optimizer(world: World) -> None:
+@pytest.mark.parametrize("algorithm", ["mpi", "shared"])
+def test_any_optimizer(world: World, algorithm: str) -> None:
     """Adam on the ranks is Adam on the joined batch."""
     reference, model = network(), network()
     adam = torch.optim.Adam(reference.parameters(), lr=1e-2)
     inner = torch.optim.Adam(model.parameters(), lr=1e-2)
-    together = synchronous(inner, world, model=model, max_norm=0.5)
+    together = synchronous(inner, world, model=model, max_norm=0.5, allreduce=algorithm)
     for step in range(20):
         x, y = batch(step)
         adam.zero_grad()
@@ -140,6 +148,7 @@ def test_any_optimizer(world: World) -> None:
         together.step(examples=None if len(x) else 0)
     assert distance(model, reference) < 1e-9
     assert divergence(model, world) == 0.0
+    together.close()
 
 
 @pytest.mark.limit(120)
@@ -345,3 +354,54 @@ def test_refuses_different_settings(world: World) -> None:
     """Another learning rate on one rank would make the ranks drift apart."""
     with pytest.raises(LockstepError, match=r"rank 1 is not that of rank 0: lr=0.2"):
         SynchronousSGD(network(), world, lr=0.2 if world.rank == 1 else 0.1)
+    adam = torch.optim.Adam(network().parameters(), lr=0.2 if world.rank == 1 else 0.1)
+    with pytest.raises(LockstepError, match=r"rank 1 is not that of rank 0: Adam.*'lr': 0.2"):
+        synchronous(adam, world)
+
+
+def test_is_not_copied(world: World) -> None:
+    """Two optimizers on one model would both sum its gradients."""
+    model = network()
+    sgd = SynchronousSGD(model, world, lr=0.1)
+    for optimizer in (sgd, synchronous(torch.optim.Adam(network().parameters()), world)):
+        with pytest.raises(TypeError, match="needed: one for each model"):
+            copy.deepcopy(optimizer)
+        optimizer.close()
+
+
+def test_gradients_lie_in_shared_memory(world: World) -> None:
+    """Where all ranks of a node share it, the other ranks see what one writes; views stay views."""
+    model = network()
+    sgd = SynchronousSGD(model, split(world, [world.size]), lr=0.1, allreduce="shared")
+    assert sgd.gradients.reducer.name == "shared"
+    buffer = sgd.gradients.flats[0].buffer
+    windows = sgd.gradients.reducer.memory.windows(buffer)  # type: ignore[attr-defined]
+    assert windows[world.rank].data_ptr() == buffer.data_ptr()
+    buffer.fill_(world.rank + 1.0)
+    world.comm.Barrier()
+    assert [float(window[-1]) for window in windows] == [r + 1.0 for r in range(world.size)]
+    world.comm.Barrier()
+    last = next(model.parameters())
+    assert last.grad is not None
+    assert float(last.grad.reshape(-1)[0]) == world.rank + 1.0
+    sgd.close()
+
+
+@pytest.mark.parametrize("how", ["bf16", "powersgd:2", "topk:0.1"])
+def test_compressed_sums_go_on_after_a_state(world: World, how: str) -> None:
+    """The residuals are part of the state: a run that is broken off equals one that is not."""
+    model, again = network(torch.float32), network(torch.float32)
+    sgd = SynchronousSGD(model, world, lr=0.1, momentum=0.9, compress=how, bucket_bytes=1000)
+    other = SynchronousSGD(again, world, lr=0.1, momentum=0.9, compress=how, bucket_bytes=1000)
+    for step in range(10):
+        if step == 5:
+            again.load_state_dict(model.state_dict())
+            other.load_state_dict(sgd.state_dict())
+        for net, optimizer in ((model, sgd), (again, other)):
+            if net is model or step >= 5:
+                optimizer.zero_grad()
+                by_backward(net, optimizer, *share_of(world, step, batch(step, torch.float32)))
+    assert distance(again, model) == 0.0
+    assert divergence(model, world) == 0.0
+    sgd.close()
+    other.close()

@@ -49,7 +49,7 @@ class NodeTeam:
         address = self._segment.address
         self._small = kernel.pointers([address(r, slots) for r in range(size)])
         self._block = kernel.pointers([address(r, slots + 2 * SMALL) for r in range(size)])
-        self._meeting = Meeting(comm, library, self._segment)
+        self._meeting = Meeting.among(comm, library, self._segment)
         self.meet, self.size = self._meeting.meet, size
         halves = comm.allgather(bool(library.lockstep_has_float16()))
         self.dtypes = set(kernel.DTYPES) - (set() if all(halves) else {torch.float16})
