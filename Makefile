@@ -33,7 +33,7 @@ endif
 export PYTHON LIBMPI
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-unit test-mpi conformance smoke bench bench-report lint clean distclean always asked-python
+.PHONY: help setup run test test-unit test-mpi test-hosts conformance smoke bench bench-report lint clean distclean always asked-python
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -56,6 +56,9 @@ test-unit: setup ## the tests that need one process
 
 test-mpi: setup ## the tests of tests/mpi on NP ranks
 	@$(IN) $(LAUNCH) -n $(NP) python -m pytest tests/mpi $(ARGS) $(LATE)
+
+test-hosts: setup ## the tests on 4 hosts, made on this machine out of namespaces (root, Debian)
+	@$(IN) python -m pytest tests/cluster/test_hosts*.py $(ARGS)
 
 conformance: TIMEOUT = 1800
 conformance: JSON = build/conformance-$(MPI)

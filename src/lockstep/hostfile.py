@@ -27,7 +27,7 @@ Spelling = Literal["openmpi", "hydra"]
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,252}[A-Za-z0-9_])?", re.ASCII)
 # Further words of a line that the launchers know and that are nothing to Lockstep.
 _OPENMPI_KEYS = ("max_slots", "max-slots")
-_HYDRA_KEYS = ("binding", "ifname", "user")
+_HYDRA_KEYS = ("binding", "user")
 _MOST = 1_000_000
 _OPTION = {
     "openmpi": "mpirun --hostfile F",
@@ -81,19 +81,26 @@ def parse(text: str, spelling: Spelling | None = None, name: str = "hostfile") -
     """Return the hosts of a hostfile's text; as `read`. Local.
 
     Args:
-        text: lines; blank ones and what follows a ``#`` count for nothing.
+        text: lines; blank ones and comments, from a ``#`` on, count for nothing.
         spelling: as in `read`.
         name: of the file, for messages.
     """
     hosts: list[Host] = []
     lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
+        body, comment, _ = line.partition("#")
+        words = re.sub(r"\s*=\s*", "=", body).split()
         if not words:
             continue
         where = f"{name}, line {number}: found `{line.strip()[:80]}`"
         host, used = _host(words, where, spelling)
         spelling = spelling or used
+        if comment and spelling == "hydra":
+            raise HostfileError(
+                f"{where}, with a comment behind the host, at which MPICH stops",
+                needed="a comment on a line of its own",
+                cure=f"move `#{line.partition('#')[2][:40]}` to a line before this one",
+            )
         if host.name in lines:
             raise HostfileError(
                 f"{where}, but {host.name} is in line {lines[host.name]} already",

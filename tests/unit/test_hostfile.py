@@ -25,7 +25,7 @@ def test_there_and_back(spelling: Spelling, text: str) -> None:
 
 def test_comments_blank_lines_and_bare_names() -> None:
     """They are allowed in both spellings; a bare name does not say how many ranks."""
-    text = "# two hosts\n\n  node1  slots=2 max_slots=4 # fast\n\tnode2\n"
+    text = "# two hosts\n\n  node1  slots = 2 max_slots=4 # fast\n\tnode2\n"
     assert parse(text, "openmpi") == (Host("node1", 2), Host("node2"))
     assert parse("# x\nnode1:2 binding=user:0\n\n10.0.0.7\n", "hydra") == (
         Host("node1", 2),
@@ -52,6 +52,8 @@ def test_comments_blank_lines_and_bare_names() -> None:
         ("a slots=1.5\n", "openmpi", 1, "'1.5' is not a number of ranks"),
         ("a slots=\n", "openmpi", 1, "'' is not a number of ranks"),
         ("a:\n", "hydra", 1, "'' is not a number of ranks"),
+        ("a:1\nb:2 # fast\n", None, 2, "a comment behind the host"),
+        ("a:2 ifname=eth0\n", "hydra", 1, "`ifname=eth0` means nothing"),
         ("a:٢\n", "hydra", 1, "is not a number of ranks"),
         ("a slot=2\n", "openmpi", 1, "`slot=2` means nothing"),
         ("a 2\n", None, 1, "`2` means nothing"),
