@@ -32,6 +32,8 @@ TEXTS = HEADER + CALLS * CALL
 ROOM = 32 * 2**10
 BYTES = TEXTS + ROOM
 _MASK = CALLS - 1
+# Whether to compare what costs time to compare, at every call.
+CHECK = os.environ.get("LOCKSTEP_CHECK", "0") != "0"
 # Pseudo-groups: of point-to-point messages that are waited for, and of training steps.
 MESSAGES, TRAINING = "messages", "training"
 _write_call = struct.Struct("8q").pack_into

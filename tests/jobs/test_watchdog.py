@@ -82,6 +82,25 @@ def test_gloo(how: str, said: str, tmp_path: Path) -> None:
     assert re.search(said, outcome.text), str(outcome)
 
 
+@pytest.mark.parametrize(
+    ("backend", "how", "said"),
+    [
+        ("mpi", "other-shape", r"rank 1 called all_reduce #6 \(float32\[10, 100\]"),
+        ("gloo", "verb", r"Detected mismatch between collectives on ranks"),
+        ("gloo", "shape", r"Detected mismatch between collectives on ranks"),
+    ],
+)
+def test_check_mode(backend: str, how: str, said: str, tmp_path: Path) -> None:
+    """LOCKSTEP_CHECK=1: what differs is found at the call, long before a limit of 60 s."""
+    mpi = need("openmpi")
+    command = mpi.command(3, str(PROGRAM), how, backend, "60")
+    environment = mpi.environment(LOCKSTEP_CHECK="1")
+    outcome = Program(command, environment, tmp_path).finish(START)
+    assert outcome.code != 0, str(outcome)
+    assert not outcome.timed_out, str(outcome)
+    assert re.search(said, outcome.text), str(outcome)
+
+
 def test_sigquit_asks_and_ends_nothing(tmp_path: Path) -> None:
     """SIGQUIT to any rank has the verdict printed; the job goes on to its end."""
     mpi = need("openmpi")

@@ -21,6 +21,7 @@ import torch
 from mpi4py import MPI
 
 from lockstep.errors import CollectiveMismatch, LockstepError, RefusedByPeer
+from lockstep.notes import CHECK
 from lockstep.waiting import Patience, wait_until
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ VERBS = (
     "reduce_scatter_single_coalesced",
     "all_reduce_sparse",
 )
+# Verbs whose tensors have the same shape on all ranks, if the program is in order. That only the
+# number of elements is compared is enough for MPI; with LOCKSTEP_CHECK=1 the shapes are too.
+_ALIKE = frozenset(VERBS) - {"all_to_all", "all_to_all_single", "barrier", "all_reduce_sparse"}
 _CODES = {verb: code for code, verb in enumerate(VERBS, start=1)}
 
 _MASK = 2**62 - 1
@@ -83,7 +87,10 @@ class Plan:
 
     def number(self, verb: str) -> int:
         """Return the number that stands for this call; the same on all ranks if the calls are."""
-        return _REFUSED if self.refusal else hash((_CODES[verb], *self.signature)) & _MASK
+        if self.refusal:
+            return _REFUSED
+        shapes = tuple(tuple(t.shape) for t in self.tensors) if CHECK and verb in _ALIKE else ()
+        return hash((_CODES[verb], *self.signature, *shapes)) & _MASK
 
     def describe(self, verb: str, number: int) -> str:
         """Say in words what this rank calls. Local."""

@@ -39,6 +39,8 @@ def go_wrong(how: str, tensor: torch.Tensor) -> None:
             dist.broadcast(tensor, 0)
         case "shape":
             dist.all_reduce(torch.ones(7))
+        case "other-shape":  # of as many elements
+            dist.all_reduce(tensor.view(10, 100))
         case "message":
             dist.recv(tensor, 0)
 
