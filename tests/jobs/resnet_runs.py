@@ -32,9 +32,16 @@ def begin(ranks: int, directory: Path, *flags: object, name: str = "out", **env:
     return Program(command(ranks, *flags), need("openmpi").environment(**env), directory, name)
 
 
-def run(ranks: int, directory: Path, *flags: object, name: str = "out", **env: str) -> Outcome:
+def run(
+    ranks: int,
+    directory: Path,
+    *flags: object,
+    name: str = "out",
+    limit: float = LIMIT,
+    **env: str,
+) -> Outcome:
     """Run the job to its end."""
-    outcome = begin(ranks, directory, *flags, name=name, **env).finish(LIMIT)
+    outcome = begin(ranks, directory, *flags, name=name, **env).finish(limit)
     assert not outcome.timed_out, outcome
     return outcome
 

@@ -37,7 +37,8 @@ def test_fifty_kills(tmp_path: Path) -> None:
     data = make_pictures(tmp_path / "data", train=40)  # small: 50 starts are to be short
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     flags = (*FLAGS, "--data-dir", data)
-    good(run(2, tmp_path, *flags, "--run", whole, "--export", tmp_path / "whole.st"), whole)
+    once = (*flags, "--run", whole, "--export", tmp_path / "whole.st")
+    good(run(2, tmp_path, *once, limit=900.0), whole)
     again = (*flags, "--run", killed, "--export", tmp_path / "killed.st")
     seed = random.randrange(10**6)
     print(f"seed {seed}")
@@ -55,7 +56,7 @@ def test_fifty_kills(tmp_path: Path) -> None:
         assert not (killed / "DONE").exists(), "the run was too short for so many kills"
         check_resumed(records(killed)[known:], reached)
         reached = max(reached, last_step(killed))
-    good(run(2, tmp_path, *again, name="end"), killed)
+    good(run(2, tmp_path, *again, name="end", limit=900.0), killed)
     assert_same_bits(tmp_path / "whole.st", tmp_path / "killed.st")
     assert measured(killed) == measured(whole)
     assert not list((killed / "checkpoints").glob(".*.part"))
