@@ -16,11 +16,13 @@ from lockstep.checkpoint.random_state import random_state, seed_for
 from lockstep.checkpoint.state import copied
 from lockstep.checkpoint.writer import Writer
 from lockstep.ending import SETTLE, within
-from lockstep.errors import CheckpointError, SettingsError
+from lockstep.errors import CheckpointError, LockstepError, SettingsError
 from lockstep.together import LIMIT, arrive, on_all
 from lockstep.world import World
 
 _PIECE = 2**28
+# Seconds that the end of a rank that failed is put off for.
+_LAST_WRITE = 10.0
 
 
 class Checkpoints:
@@ -169,10 +171,10 @@ class Checkpoints:
         if kind is None:
             self.close()
             return
-        # The others may not come any more; but what is being written is worth its time.
+        # The others may not come any more; but what is being written is worth a short while.
         try:
-            self._writer.wait(self._timeout)
-        except CheckpointError as other:
+            self._writer.wait(min(self._timeout, _LAST_WRITE))
+        except LockstepError as other:
             print(other, file=sys.stderr)
         finally:
             self._release()
