@@ -33,7 +33,7 @@ endif
 export PYTHON LIBMPI
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-unit test-mpi test-hosts conformance smoke bench bench-report lint clean distclean always asked-python
+.PHONY: help setup run test test-unit test-mpi test-hosts test-slurm slurm-smoke conformance smoke bench bench-report lint clean distclean always asked-python
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -59,6 +59,13 @@ test-mpi: setup ## the tests of tests/mpi on NP ranks
 
 test-hosts: setup ## the tests on 4 hosts, made on this machine out of namespaces (root, Debian)
 	@$(IN) python -m pytest tests/cluster/test_hosts*.py $(ARGS)
+
+test-slurm: setup ## the tests on a Slurm of 4 nodes, made on this machine (root, Debian)
+	@$(IN) python -m pytest tests/cluster/test_slurm_*.py $(ARGS)
+
+slurm-smoke: TIMEOUT = 900
+slurm-smoke: ## submit the smoke and ptdist jobs to the Slurm that is here, wait, give the verdict
+	@$(if $(filter file,$(origin MPI)),,MPI=$(MPI)) LIMIT=$(TIMEOUT) slurm/smoke-check.sh $(ARGS)
 
 conformance: TIMEOUT = 1800
 conformance: JSON = build/conformance-$(MPI)

@@ -13,7 +13,13 @@ from lockstep.launcher import Launch
 OPENMPI = "Open MPI v5.0.11, package: Open MPI, ident: 5.0.11, repo rev: v5.0.11"
 MPICH = "MPICH Version:      5.0.2\nMPICH Release date: unreleased"
 INTEL = "Intel(R) MPI Library 2021.18 for Linux* OS\n"
-LIBRARIES = {"openmpi": OPENMPI, "mpich": MPICH, "intel": INTEL}
+LIBRARIES = {
+    "openmpi": OPENMPI,
+    "mpich": MPICH,
+    "mpich, not told of PMIx": f"{MPICH}\nMPICH configure:    --with-device=ch4:ofi",
+    "mpich, told of PMIx": f"{MPICH}\nMPICH configure:    --with-pmix=/usr",
+    "intel": INTEL,
+}
 
 STEP = {
     "SLURM_NTASKS": "4",
@@ -76,6 +82,7 @@ BROKEN = [
     ("srun", "intel", 1, "--mpi=pmi2"),
     ("srun pmi2", "openmpi", 1, "--mpi=pmix"),
     ("srun pmix", "mpich", 1, "--mpi=pmi2"),
+    ("srun pmix", "mpich, not told of PMIx", 0, "--mpi=pmi2"),
     ("srun pmix", "intel", 1, "--mpi=pmi2"),
     ("openmpi, first node", "mpich", 0, "belongs to MPICH"),
     ("openmpi, other node", "intel", 1, "belongs to Intel MPI"),
@@ -89,6 +96,7 @@ GOOD = [
     ("srun pmi2", "mpich", 4),
     ("srun pmi2", "intel", 4),
     ("srun pmix", "openmpi", 4),
+    ("srun pmix", "mpich, told of PMIx", 4),
     ("srun pmix", "intel", 4),
     ("openmpi, first node", "openmpi", 4),
     ("openmpi, other node", "openmpi", 4),
