@@ -101,7 +101,7 @@ def test_it_learns_pictures(tmp_path: Path) -> None:
 def test_compiled(tmp_path: Path) -> None:
     """Some steps of kernels that torch makes, and a test."""
     flags = ["--compile", "--width", 1, "--batch-size", 8, "--max-steps", 4, "--data", "sample"]
-    good(run(1, tmp_path, *flags, "--run", tmp_path / "run"), tmp_path / "run")
+    good(run(1, tmp_path, *flags, "--run", tmp_path / "run", limit=600.0), tmp_path / "run")
 
 
 def test_a_signal_without_a_named_run(tmp_path: Path) -> None:
