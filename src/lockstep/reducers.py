@@ -24,8 +24,6 @@ from lockstep.choice import by_messages, choose
 from lockstep.ending import SETTLE, within
 from lockstep.errors import LockstepError
 from lockstep.kernel import slice_of
-from lockstep.mpi_backend.open import open_communicator
-from lockstep.windows import Windows
 from lockstep.world import World, current
 
 # dtype, device and number of elements of a buffer
@@ -193,6 +191,9 @@ class _OnNode(Reducer):
         self.memory.close()
 
     def _make_buffers(self, kinds: Sequence[Kind]) -> list[torch.Tensor]:
+        from lockstep.mpi_backend.open import open_communicator  # here: `--help` starts no MPI
+        from lockstep.windows import Windows
+
         global _opened
         _opened += 1
         world, seconds = self._world, _seconds_of(self._group)

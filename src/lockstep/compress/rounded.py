@@ -43,7 +43,7 @@ class Rounded(Compressor):
         if self._feedback:
             torch.sub(part, result.to(part.dtype), out=back)
             back.nan_to_num_(0.0, 0.0, 0.0)
-        dist.all_gather_into_tensor(_bytes(everyone), _bytes(result), group=self._group)
+        dist.all_gather_single(_bytes(everyone), _bytes(result), group=self._group)
         self.sent += (leaving.nbytes + result.nbytes * self._size) * (self._size - 1) // self._size
         return everyone[:count].to(wanted.dtype), leaving[:count].to(wanted.dtype)
 
