@@ -1,8 +1,9 @@
-"""Do locks hold across hosts? Append under a lock from every host at once, then count.
+"""Do locks hold across hosts? Append under a lock from every host, count, and try a held lock.
 
 torch's FileStore appends its records under a lock of flock(2). Where both hosts get the lock, they
 write over each other's records, and the ranks wait for what is lost. Asking for a lock is no proof:
-some file systems grant it and still show the other host an old length of the file.
+some file systems grant it and still show the other host an old length of the file. Nor is the count
+alone: on a loaded machine one host may be done before the other begins.
 """
 
 from __future__ import annotations
@@ -69,7 +70,43 @@ def race(world: World, place: Path) -> Race:
     troubles = [one for one in found if isinstance(one, str)]
     if troubles:
         return Race(0, each * writers, troubles[0])
-    return Race(min(one for one in found if isinstance(one, int)), each * writers)
+    kept_by_all = min(one for one in found if isinstance(one, int))
+    return Race(kept_by_all, each * writers, _held_twice(world, path))
+
+
+def _held_twice(world: World, path: Path) -> str:
+    """Return "" if no other host gets a lock that the root holds, else who did. Collective."""
+    if world.nodes == 1:
+        return ""
+    handle = _attempt(lambda: _lock(path, fcntl.LOCK_EX)) if world.rank == 0 else 0
+    got: int | str = -1
+    try:
+        gather(world, None)
+        if world.local_rank == 0 and world.node > 0:
+            got = _attempt(lambda: _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB))
+        found = gather(world, (world.host, got if world.rank else handle))
+    finally:
+        for one in (handle, got):
+            if isinstance(one, int) and one > 0:
+                os.close(one)
+    for host, one in found[1:]:
+        if isinstance(one, str) or one > 0:
+            return f"{host}: {one}" if isinstance(one, str) else f"{host} got a lock held elsewhere"
+    return str(found[0][1]) if isinstance(found[0][1], str) else ""
+
+
+def _lock(path: Path, how: int) -> int:
+    """Return a handle that holds the lock, -1 if another has it. Local."""
+    handle = os.open(path, os.O_RDWR)
+    try:
+        fcntl.flock(handle, how)
+    except BlockingIOError:
+        os.close(handle)
+        return -1
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
 
 
 def _attempt(what: Callable[[], int]) -> int | str:
