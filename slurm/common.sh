@@ -10,7 +10,7 @@
 # It sets RUN, the run directory: named by the job id, the same whenever the job is requeued.
 
 # First of all: from here on neither signal ends this shell before the ranks are done.
-lockstep_stop=''
+lockstep_stop='' lockstep_signals=0
 trap 'lockstep_ask limit' USR2
 trap 'lockstep_ask cancel' TERM
 
@@ -22,8 +22,13 @@ lockstep_die() { # FOUND NEEDED DO
 
 # Ask the ranks to save and to leave: a file, since no launcher passes every signal on.
 lockstep_ask() {
-    lockstep_stop=$1
+    lockstep_signals=$((lockstep_signals + 1))
     if [ -d "${RUN-}" ]; then : >"$RUN/STOP"; fi
+    # TERM after USR2: scancel, or the limit has come before the ranks were ready
+    if [ "$lockstep_stop,$1" = limit,cancel ] && [ "$(squeue -h -o %L -j "$SLURM_JOB_ID")" = 0:00 ]; then
+        lockstep_unasked "the time limit came before the ranks had saved: longer with --signal=B:USR2@…" 143
+    fi
+    lockstep_stop=$1
 }
 
 lockstep_environment() {
@@ -37,6 +42,7 @@ lockstep_environment() {
     . "$venv/bin/activate"
     . src/lockstep/mpi_env.sh
     set -u
+    : "${SLURM_NTASKS:=$((SLURM_NNODES * ${SLURM_NTASKS_PER_NODE:-1}))}"
     # A thread for each core that Slurm gave to a rank.
     export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
 }
@@ -84,14 +90,21 @@ lockstep_launch() {
     if [ "$LOCKSTEP_LAUNCH" != mpirun ]; then
         # Ranks that leave with a code leave together, and whoever fails ends the others: srun must
         # not hurry, or the code would be that of its own signal. A killed rank it does notice.
-        srun --mpi="$LOCKSTEP_LAUNCH" --nodes="$SLURM_NNODES" --ntasks="$SLURM_NTASKS" --cpus-per-task="$OMP_NUM_THREADS" \
-            --cpu-bind=cores --kill-on-bad-exit=0 --wait=60 "$@"
+        srun --mpi="$LOCKSTEP_LAUNCH" --nodes="$SLURM_NNODES" --ntasks="$SLURM_NTASKS" \
+            --cpus-per-task="$OMP_NUM_THREADS" --cpu-bind=cores --kill-on-bad-exit=0 --wait=60 "$@"
     elif [[ $lockstep_library == *"Open MPI"* ]]; then
         # It would bind each rank to one core, whatever number of threads the rank has.
         mpirun -n "$SLURM_NTASKS" --bind-to none "$@"
     else
         mpirun -n "$SLURM_NTASKS" "$@"
     fi
+}
+
+# A node that has lost power keeps the socket of mpi/pmix, and refuses a step of the same number when
+# it is back: "launch failed". Steps are counted anew from 0 at each start of a job, so take others.
+lockstep_other_step() {
+    local turn
+    for ((turn = 0; turn < ${SLURM_RESTART_COUNT:-0} % 8; turn++)); do lockstep_nodes_answer || :; done
 }
 
 # Whether all nodes of the job still answer.
@@ -102,10 +115,12 @@ lockstep_nodes_answer() {
 
 # lockstep_requeue WHY: run this job again, from the beginning of its script
 lockstep_requeue() {
+    local said
     lockstep_say "$1; requeued, goes on in $RUN"
     trap '' TERM # requeue ends this shell
-    scontrol requeue "$SLURM_JOB_ID" ||
-        lockstep_die "Slurm does not requeue job $SLURM_JOB_ID" "a job that may be requeued" \
+    # Slurm may have noticed the lost node at the same moment, and requeued the job itself.
+    said=$(scontrol requeue "$SLURM_JOB_ID" 2>&1) || [[ $said == *pending* ]] ||
+        lockstep_die "Slurm does not requeue job $SLURM_JOB_ID: $said" "a job that may be requeued" \
             "LOCKSTEP_RUN=$RUN sbatch … goes on where it stopped"
     exit 0
 }
@@ -123,24 +138,25 @@ lockstep_unasked() {
 # lockstep_job PROGRAM ARGUMENT...: start it on all ranks, wait, and decide what becomes of the job.
 # Only DONE in the run directory proves an end: Open MPI's mpirun returns 0 after a lost node.
 lockstep_job() {
-    local code=0 asked
+    local code=0 before
     if [ -e "$RUN/DONE" ]; then lockstep_say "$RUN is DONE already" && exit 0; fi
     lockstep_say "job $SLURM_JOB_ID, start ${SLURM_RESTART_COUNT:-0}: $lockstep_library by $LOCKSTEP_LAUNCH," \
         "$SLURM_NTASKS ranks on $SLURM_JOB_NODELIST, $OMP_NUM_THREADS thread(s) a rank, in $RUN"
+    if [[ $LOCKSTEP_LAUNCH == pmix* ]]; then lockstep_other_step; fi
     lockstep_launch python "$@" </dev/null &
     while :; do # a signal breaks off a wait; the next one gets the true code
-        asked=$lockstep_stop code=0
+        before=$lockstep_signals code=0
         wait $! || code=$?
-        if [ "$asked" = "$lockstep_stop" ]; then break; fi
+        if [ "$before" = "$lockstep_signals" ]; then break; fi
     done
     if [ -e "$RUN/DONE" ]; then
         lockstep_say "$RUN is DONE, code $code"
     elif [ "$lockstep_stop" = cancel ]; then
-        lockstep_say "cancelled, code $code"
-    elif [ "$lockstep_stop" = limit ]; then
-        lockstep_requeue "stopped before the time limit, code $code"
+        lockstep_say "cancelled or preempted, code $code"
     elif [ $code = 85 ]; then
-        lockstep_requeue "the ranks were asked to stop"
+        lockstep_requeue "stopped${lockstep_stop:+ before the time limit}, code $code"
+    elif [ "$lockstep_stop" = limit ]; then
+        lockstep_unasked "not stopped as it should before the time limit, code $code" $code
     elif [ $code = 0 ]; then
         lockstep_unasked "code 0 without $RUN/DONE, as after a lost node" $code
     elif ! lockstep_nodes_answer; then

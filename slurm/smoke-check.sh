@@ -9,7 +9,10 @@ command -v sbatch >/dev/null || {
     echo "found no sbatch on PATH; needed: a login node of a Slurm cluster; do: module load slurm" >&2
     exit 1
 }
-if [ -e "${LOCKSTEP_SITE:-slurm/site.sh}" ]; then . "${LOCKSTEP_SITE:-slurm/site.sh}"; fi
+site=${LOCKSTEP_SITE:-slurm/site.sh}
+set +u # modules are not written for it
+if [ -e "$site" ]; then . "$site"; fi
+set -u
 trap 'scancel "${jobs[@]}" 2>/dev/null || :' INT TERM
 
 state() { scontrol show job -o "$1" 2>/dev/null | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p'; }

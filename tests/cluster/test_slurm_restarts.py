@@ -80,8 +80,8 @@ def test_a_limit_of_a_minute(slurm: Slurm, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("place", "way", "said"), LOST, ids=["srun", "mpirun", "batch-node"])
 def test_a_lost_node(slurm: Slurm, place: int, way: str, said: str, tmp_path: Path) -> None:
     """The job is requeued, goes on from its checkpoint, and comes to its end."""
-    job = start(slurm, tmp_path, 400, "--save-steps=20", LOCKSTEP_LAUNCH=way)
-    wait_for_step(job, 50)
+    job = start(slurm, tmp_path, 300, "--save-steps=20", LOCKSTEP_LAUNCH=way)
+    wait_for_step(job, 30)
     nodes = slurm.call("scontrol", "show", "hostnames", job.shown()["NodeList"]).split()
     try:
         lab("kill-node", nodes[place])
@@ -93,6 +93,7 @@ def test_a_lost_node(slurm: Slurm, place: int, way: str, said: str, tmp_path: Pa
     job.must_be_done(LIMIT)
     assert int(job.shown()["Restarts"]) == 1, str(job)
     assert ", start 1: " in job.text(), str(job)
+    assert re.search(r"resume: from .*step-\d+", job.text()), str(job)
 
 
 def test_a_node_lost_once_too_often(slurm: Slurm, tmp_path: Path) -> None:
