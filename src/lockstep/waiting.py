@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -39,9 +40,27 @@ FOREGROUND = Patience(spins=64, eager=0.05, share=0.01, longest=1e-3)
 BACKGROUND = Patience(spins=4, eager=50e-6, share=0.05, longest=1e-3)
 
 
+# A thread beside the one that computes, whose looks keep a network busy.
+COURIER = Patience(spins=4, eager=200e-6, share=0.05, longest=100e-6)
+_own = threading.local()
+
+
 def patience_here() -> Patience:
     """Return how eager a wait in this thread may be: only the main thread has a core of its own."""
+    told: Patience | None = getattr(_own, "patience", None)
+    if told is not None:
+        return told
     return FOREGROUND if threading.current_thread() is threading.main_thread() else BACKGROUND
+
+
+@contextmanager
+def patience(how: Patience) -> Iterator[None]:
+    """Let the waits of this thread be as eager as told, inside of the ``with``. Local."""
+    before, _own.patience = getattr(_own, "patience", None), how
+    try:
+        yield
+    finally:
+        _own.patience = before
 
 
 def wait_until(ready: Callable[[], bool], seconds: float, patience: Patience = FOREGROUND) -> bool:
