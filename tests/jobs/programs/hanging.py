@@ -52,6 +52,11 @@ def main() -> None:
         tensor = torch.ones(1000)
         for _ in range(5):
             dist.all_reduce(tensor)
+        if how == "cut":
+            print("waiting", flush=True)
+            for _ in range(10**6):  # until somebody pulls the cable
+                dist.all_reduce(tensor)
+                time.sleep(0.01)
         if how == "quit":
             print("waiting", flush=True)
             if world.rank == 1:

@@ -1,0 +1,73 @@
+"""A job over several hosts that hangs: the verdict names rank and host, and all hosts are clean."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from hosts_fixtures import Hosts
+from labtools import until
+from launching import ROOT, Launcher, Program, need
+
+HANGING = str(ROOT / "tests" / "jobs" / "programs" / "hanging.py")
+# Seconds to start Python and torch on all hosts, on a machine that others use as well.
+START = 120.0
+LIMIT = 5.0
+# Seconds from the limit to the end of all processes, on the host that is cut off too.
+CLEAN = 60.0
+
+MPIS = pytest.mark.parametrize("name", ["openmpi", "mpich", "impi"])
+
+
+def start(hosts: Hosts, mpi: Launcher, tmp_path: Path, how: str, backend: str) -> Program:
+    """Start the program, one rank on each of three hosts; its second rank goes wrong."""
+    spelling = {"impi": "intel"}.get(mpi.name, mpi.name)
+    file = hosts.hostfile(spelling, hosts.names[:3])
+    option = {"openmpi": "--hostfile", "mpich": "-f", "impi": "-machinefile"}[mpi.name]
+    command = [mpi.mpirun, option, file, "-n", 3, mpi.python, HANGING, how, backend, LIMIT]
+    # Every rank on a host of its own, also where the tests tell Open MPI to fill up one host.
+    env = mpi.environment(PRTE_MCA_rmaps_default_mapping_policy="slot:oversubscribe")
+    return hosts.start(command, tmp_path, env=env)
+
+
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("kill", r"rank 1 \({host}\) is gone"),
+        ("stop", r"rank 1 \({host}\) is stopped|rank 1 \({host}\): no answer from there"),
+        ("loop", r"rank 1 \({host}\) has not entered all_reduce #6|rank 1 \({host}\) is in hang"),
+        ("exit", r"rank 1 \({host}\) has left by exit code 3|rank 1 of 3.*leaves with code 3"),
+        ("skip", r"rank 1 \({host}\) has closed the session"),
+    ],
+)
+def test_a_rank_on_another_host(
+    hosts: Hosts, tmp_path: Path, how: str, said: str, backend: str
+) -> None:
+    """Nothing of it can be read in shared memory; its own watcher, or its silence, tells."""
+    if (how, backend) == ("skip", "gloo"):
+        pytest.skip("over gloo the session's end waits for all ranks, so that nobody closes early")
+    outcome = start(hosts, need("openmpi"), tmp_path, how, backend).finish(START)
+    assert outcome.code != 0, outcome
+    assert not outcome.timed_out, outcome
+    assert re.search(said.format(host=hosts.names[1]), outcome.text), outcome
+    until(lambda: not hosts.leftovers(), f"no process left: {hosts.leftovers()}", CLEAN)
+
+
+@MPIS
+def test_a_cut_cable(hosts: Hosts, tmp_path: Path, name: str) -> None:
+    """The verdict comes within the limit and 5 s; the ranks on both sides end."""
+    program = start(hosts, need(name), tmp_path, "cut", "mpi")
+    program.wait_for("waiting", 3, START)
+    hosts.fault(hosts.names[1], "cut")
+    cut = time.monotonic()
+    expected = rf"rank 1 \({hosts.names[1]}\): no answer from there"
+    until(lambda: re.search(expected, program.text()), "the verdict", LIMIT + 5 + 10)
+    said = time.monotonic() - cut
+    outcome = program.finish(START)
+    assert outcome.code != 0, outcome
+    until(lambda: not hosts.leftovers(), f"no process left: {hosts.leftovers()}", CLEAN)
+    print(f"{name}: the verdict came {said:.1f} s after the cut, with a limit of {LIMIT:g} s")
