@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lockstep.rendezvous.directory import fresh_place
-from lockstep.rendezvous.locks import Race, race
+from lockstep.rendezvous.locks import Race
 from lockstep.smoke import files
 from lockstep.smoke.check import Check, Finding, Lab
 from lockstep.smoke.pictures import Matrix
@@ -45,7 +45,7 @@ class SharedPath(Check):
             return Facts(
                 seen=files.see_each_other(lab.world, place),
                 renames=files.rename_under_readers(lab.world, place),
-                locks=race(lab.world, place),
+                locks=files.races(lab.world, place),
                 space=files.space(place),
                 kind=files.kind_of(place),
                 speed=files.speed(lab.world, place),
