@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+from lockstep import notes
+
 # Three years: longer than any job, shorter than what clocks and locks can count.
 LONGEST = 1e8
 # What follows once all ranks have met is quick, but on a loaded machine it may take seconds; the
@@ -32,6 +34,8 @@ def within_reason(seconds: float) -> float:
 def abort(code: int) -> NoReturn:
     """End all ranks of the job now, with a code that is not 0. Local; never returns."""
     flush()
+    if notes.current is not None:
+        notes.current.set(notes.STATE, notes.RAISED)
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         # An MPI that hangs may hang in its Abort as well; then only the own process is left to us,

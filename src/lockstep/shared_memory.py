@@ -32,13 +32,19 @@ class Segment:
     Args:
         comm: ranks of one node.
         each: bytes of a rank's part; rounded up to whole pages.
+        keep: keep the descriptor of the file.
         purpose: what it is for, for messages.
+
+    Attributes:
+        descriptor: of the file, where it was asked for; whoever has it may map the memory too.
 
     Raises:
         LockstepError: on all ranks, if there is no room for it, or it cannot be shared.
     """
 
-    def __init__(self, comm: MPI.Intracomm, each: int, purpose: str) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, each: int, purpose: str, *, keep: bool = False
+    ) -> None:
         self.each = -(-max(each, 1) // _PAGE) * _PAGE
         self.size, self.rank = comm.size, comm.rank
         total = self.each * comm.size
@@ -57,6 +63,7 @@ class Segment:
             trouble = _why(error) or f"rank {comm.rank} cannot map {path}: {error}"
         # The root keeps its descriptor until all have said that they opened it.
         troubles = [text for text in comm.allgather(trouble) if text]
+        self.descriptor = os.dup(descriptor) if keep and descriptor >= 0 else -1
         if descriptor >= 0:
             os.close(descriptor)
         if troubles or mapped is None:

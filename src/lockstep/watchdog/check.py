@@ -1,4 +1,4 @@
-"""Compare what the ranks call before every collective, for the backends that do not by themselves."""
+"""Compare what the ranks call before every collective, where the backend does not do so itself."""
 
 from __future__ import annotations
 

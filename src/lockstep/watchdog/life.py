@@ -1,13 +1,20 @@
-"""Is a process of this node alive, stopped or gone, and how did it end?"""
+"""Is a process of this node alive, stopped or gone, and how did it end?
+
+Run as a program it is a witness: launchers end all ranks within a millisecond after one has died,
+too soon for the others to say a word. It needs nothing but the standard library.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import mmap
 import os
 import select
 import signal
 import struct
+import sys
+from collections.abc import Sequence
 
 # ioctl of a pidfd, Linux 6.15 and later: struct pidfd_info of 64 bytes, whose last word is the exit
 # status; bit 3 of the mask asks for it. linux/pidfd.h
@@ -95,3 +102,36 @@ def _fields(pid: int) -> list[str]:
             return file.read().rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def witness(arguments: Sequence[str]) -> int:
+    """Say which rank of a node went first, if it left without a word. Local.
+
+    Args:
+        arguments: a descriptor of the notes, bytes of a rank's part, the host, the ranks; a part
+            begins with two words of 64 bits, the process id and the state, 0 while it runs.
+    """
+    descriptor, each, host, ranks = int(arguments[0]), int(arguments[1]), *arguments[2:4]
+    names = ranks.split(",")
+    notes = mmap.mmap(descriptor, each * len(names))
+    words = [struct.unpack_from("qq", notes, each * n) for n in range(len(names))]
+    lives = {rank: Life(pid) for rank, (pid, _) in zip(names, words, strict=True)}
+    poll = select.poll()
+    for life in lives.values():
+        if life.fileno() >= 0:
+            poll.register(life.fileno(), select.POLLIN)
+    poll.poll()
+    gone = {rank: life for rank, life in lives.items() if life.gone}
+    # A rank that ends the job itself, or has ended its session, has said so.
+    quiet = any(struct.unpack_from("qq", notes, each * n)[1] for n in range(len(names)))
+    causes = {life.how() for life in gone.values()}
+    if not quiet and causes != {"SIGTERM, signal 15"}:  # which is how a job is cancelled
+        who = ", ".join(gone)
+        cause = " or ".join(sorted(filter(None, causes))) or "killed, or ended without a word"
+        verb = "is gone" if len(gone) == 1 else "are gone, at the same moment"
+        sys.stderr.write(f"lockstep: rank {who} ({host}) {verb} ({cause})\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(witness(sys.argv[1:]))

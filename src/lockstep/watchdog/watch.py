@@ -20,6 +20,7 @@ from lockstep.rendezvous.tcp import find_address
 from lockstep.watchdog.channel import Channel
 from lockstep.watchdog.hub import Hub, Ranks, say
 from lockstep.watchdog.watcher import Limits, Watcher
+from lockstep.watchdog.witness import present
 from lockstep.world import World
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def watched(world: World, seconds: float) -> Iterator[None]:
         return
     recorder = _watcher.recorder
     notes.current, notes.ask = recorder, _watcher.explain
-    with _signals(_watcher):
+    with _signals(_watcher), present(_watcher.segment, world.host, _watcher.ranks):
         try:
             yield
             recorder.set(notes.STATE, notes.CLOSED)
@@ -122,7 +123,7 @@ def _open(world: World, limits: Limits) -> Watcher | None:
 
     local: MPI.Intracomm = world.comm.Split(world.node, world.rank)  # type: ignore[assignment]
     try:
-        segment = Segment(local, notes.BYTES, "the watchdog's notes")
+        segment = Segment(local, notes.BYTES, "the watchdog's notes", keep=world.local_rank == 0)
     except LockstepError:
         segment = None
     ranks = local.allgather(world.rank)

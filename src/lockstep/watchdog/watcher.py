@@ -18,7 +18,7 @@ from lockstep.ending import LONGEST, abort
 from lockstep.notes import Recorder
 from lockstep.watchdog import stacks
 from lockstep.watchdog.channel import Channel
-from lockstep.watchdog.hub import HARMLESS, Hub, alone, say
+from lockstep.watchdog.hub import HARMLESS, Hub, alone
 from lockstep.watchdog.life import Life
 from lockstep.watchdog.reading import Call, Notes, read
 from lockstep.watchdog.report import RankReport, report
@@ -59,6 +59,10 @@ class Watcher:
         channel: to the root; None on ranks that do not report.
         limits: when to speak.
         hub: on the root.
+
+    Attributes:
+        segment, ranks: as given.
+        recorder: of this rank.
     """
 
     def __init__(
@@ -71,7 +75,7 @@ class Watcher:
         limits: Limits,
         hub: Hub | None,
     ) -> None:
-        self._segment, self._ranks, self._host = segment, ranks, host
+        self.segment, self.ranks, self._host = segment, ranks, host
         self._channel, self._limits, self._hub = channel, limits, hub
         self._parts = [segment.part(r) for r in range(segment.size)]
         longest = limits.longest if limits.wait else LONGEST
@@ -96,7 +100,7 @@ class Watcher:
             self._selector.register(self._channel, selectors.EVENT_READ, "root")
             for local, part in enumerate(self._parts):
                 life = self._lives[local] = Life(read(part).pid)
-                if local != self._segment.rank and life.fileno() >= 0:
+                if local != self.segment.rank and life.fileno() >= 0:
                     self._selector.register(life, selectors.EVENT_READ, "life")
         self._thread.start()
 
@@ -189,7 +193,7 @@ class Watcher:
             life = self._lives[local]
             state = "gone" if life.gone else "stopped" if life.stopped else "running"
             how = life.how() if state == "gone" else ""
-            it = report(self._ranks[local], self._host, read(part), state, how)
+            it = report(self.ranks[local], self._host, read(part), state, how)
             if it.stuck:
                 # Where it is it cannot say itself.
                 place = stacks.place(stacks.ask(life.pid, read(part).stacks)) or it.place
@@ -199,7 +203,7 @@ class Watcher:
 
     def _stacks_of(self, ranks: list[int]) -> dict[int, str]:
         found = {}
-        for local, rank in enumerate(self._ranks):
+        for local, rank in enumerate(self.ranks):
             said = read(self._parts[local])
             if rank in ranks and not self._lives[local].gone and not self._lives[local].stopped:
                 found[rank] = stacks.ask(said.pid, said.stacks)
@@ -234,7 +238,7 @@ class Watcher:
         key = (local, said.state, "left")
         if key not in self._said:
             self._said.add(key)
-            self._call("left", {"rank": self._ranks[local]})
+            self._call("left", {"rank": self.ranks[local]})
 
     def _call_once(self, local: int, call: Call, reason: str, age: float) -> None:
         key = (local, call.entered, reason)
@@ -247,17 +251,12 @@ class Watcher:
             self._end_at = self._end_at or time.monotonic() + _GRACE + _ROOT
 
     def _lost(self, life: Life) -> None:
-        """A rank of this node has ended: if it has not left, tell it at once, and end the job."""
+        """A rank of this node has ended: if it has not closed its session, the job has to end."""
         local = next(n for n, it in self._lives.items() if it is life)
         said = read(self._parts[local])
         if said.state == notes.CLOSED:
             return
-        first = min(n for n, it in self._lives.items() if not it.gone)
-        if said.state == notes.RUNNING and first == self._segment.rank:
-            # A launcher that has seen it too ends this rank in milliseconds.
-            how = life.how() or "killed, or ended without a word"
-            say(f"lockstep: rank {self._ranks[local]} ({self._host}) is gone ({how})")
-        self._call("gone", {"rank": self._ranks[local]})
+        self._call("gone", {"rank": self.ranks[local]})
         if not self._limits.wait:
             self._end_at = self._end_at or time.monotonic() + _GRACE
 
@@ -278,7 +277,7 @@ class Watcher:
             return
         self._called = None
         first = min(n for n, it in self._lives.items() if not it.gone and not it.stopped)
-        if first == self._segment.rank:
+        if first == self.segment.rank:
             silent = "rank 0, which would speak for all, does not answer; on this node:"
             alone(reason, facts, self._reports(), silent)
         now = monotonic_ns()
