@@ -8,6 +8,10 @@ after each step. Only the model's own BatchNorm looks at less than the joined ba
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
+import tempfile
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -21,6 +25,10 @@ from torch.nn.parallel import DistributedDataParallel
 from lockstep.replicas import clip, equalize, share
 from lockstep.sgd import synchronous
 from lockstep.world import World
+
+# Looked at before torch's compiler is loaded, which names one itself.
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+_HAS_CACHE = _CACHE in os.environ
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Part = tuple[torch.Tensor, torch.Tensor]
@@ -79,8 +87,7 @@ class Step(ABC):
         self.module, self.optimizer = model, optimizer
         self._forward: nn.Module = model
         if compiled:
-            made: Any = torch.compile(model)
-            self._forward = made
+            self._forward = _compiled(model)
         self.world, self._sum_of_losses = world, loss
         self._amp, self._max_norm = amp, max_norm
         self._open(deterministic)
@@ -189,6 +196,21 @@ class AllReduceStep(Step):
             sums.append(loss.detach())
         self._sgd.step()
         return _mean(sums, parts)
+
+
+def _compiled(model: nn.Module) -> nn.Module:
+    """Compile, with a cache of this process's own unless the user has named one.
+
+    In the one that processes share by default, a compiler that was killed leaves half a library, at
+    which every later run would fail.
+    """
+    if not _HAS_CACHE:
+        made = tempfile.mkdtemp(prefix="lockstep-compiled-")
+        os.environ[_CACHE] = made
+        atexit.register(shutil.rmtree, made, ignore_errors=True)
+    compiled: Any = torch.compile(model)
+    forward: nn.Module = compiled
+    return forward
 
 
 def _mean(sums: Sequence[torch.Tensor], parts: Sequence[Part]) -> torch.Tensor:
