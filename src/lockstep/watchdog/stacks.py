@@ -26,7 +26,7 @@ _file = -1
 
 
 def offer() -> int:
-    """Let the ranks of the node ask for the stacks of this process. Local.
+    """Let the ranks of the node ask for the stacks of this process, to its end. Local.
 
     Returns:
         the descriptor that they are written to.
@@ -36,11 +36,6 @@ def offer() -> int:
         _file = os.memfd_create("lockstep: stacks", os.MFD_CLOEXEC)
     faulthandler.register(_SIGNAL, file=_file, all_threads=True, chain=False)
     return _file
-
-
-def withdraw() -> None:
-    """Do not write stacks any more. Local."""
-    faulthandler.unregister(_SIGNAL)
 
 
 def ask(pid: int, descriptor: int) -> str:
@@ -53,6 +48,8 @@ def ask(pid: int, descriptor: int) -> str:
     try:
         with open(f"/proc/{pid}/fd/{descriptor}", "rb") as file:
             before = file.seek(0, os.SEEK_END)
+            if not _catches(pid):
+                return ""
             os.kill(pid, _SIGNAL)
             size, changed = before, time.monotonic()
 
@@ -68,6 +65,13 @@ def ask(pid: int, descriptor: int) -> str:
             return file.read().decode(errors="replace")
     except OSError:
         return ""
+
+
+def _catches(pid: int) -> bool:
+    """Say whether a process handles our signal; one that does not would be ended by it."""
+    with open(f"/proc/{pid}/status") as file:
+        caught = next(line for line in file if line.startswith("SigCgt:")).split()[1]
+    return bool(int(caught, 16) >> (_SIGNAL - 1) & 1)
 
 
 def place(text: str) -> str:

@@ -136,7 +136,6 @@ class Watcher:
             self._channel.send(bye=[it.as_json() for it in self._reports()])
         if self._hub is not None:
             self._hub.close()
-        stacks.withdraw()
         for life in self._lives.values():
             life.close()
         for thing in (self._channel, self._signals, self._wake):
