@@ -76,7 +76,7 @@ conformance: setup ## torch's own test suite over the backend, as a table beside
 	@$(IN) python tests/conformance/table.py $(JSON)-gloo-name.json $(JSON)-mpi.json
 
 # With a HOSTFILE as many ranks as it has slots, unless NP is given.
-smoke: TIMEOUT = 120
+smoke: TIMEOUT = 90
 smoke: setup ## check NP ranks here, or with HOSTFILE=F a cluster: launch, files, CPUs, network, torch
 ifeq ($(HOSTFILE),)
 	@$(IN) $(LAUNCH) -n $(NP) python jobs/smoke.py $(ARGS) $(LATE)

@@ -62,14 +62,14 @@ def started(mpi: Launcher, command: list[str], directory: Path) -> tuple[Program
     """Start it, and return the process of each rank once they have met."""
     program = Program(command, mpi.environment(), directory)
     program.wait_for("launch", 1, LIMIT)
-    return program, dict(_ranks(program))
+    return program, dict(_ranks(directory))
 
 
-def _ranks(program: Program) -> Iterator[tuple[int, int]]:
-    """Find the ranks by their environment, among the processes of the program's session."""
+def _ranks(directory: Path) -> Iterator[tuple[int, int]]:
+    """Find the ranks, and their processes, by the directory that is this test's alone."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if os.getsid(int(entry.name)) != program.process.pid and not _child(entry, program):
+            if (entry / "cwd").readlink() != directory:
                 continue
             variables = (entry / "environ").read_bytes().split(b"\0")
             line = (entry / "cmdline").read_bytes().split(b"\0")
@@ -79,12 +79,6 @@ def _ranks(program: Program) -> Iterator[tuple[int, int]]:
             name, _, value = variable.partition(b"=")
             if name in (b"OMPI_COMM_WORLD_RANK", b"PMI_RANK") and JOB.encode() in line:
                 yield int(value), int(entry.name)
-
-
-def _child(entry: Path, program: Program) -> bool:
-    """Say whether the launcher is the parent: it may give its ranks sessions of their own."""
-    parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-    return parent == program.process.pid
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

@@ -152,6 +152,8 @@ class _Root(_Part):
         code = self._report.close("done")
         if self._lost or self._hung:
             self._clear_up()
+            if any(self._roster[rank].node for rank in self._lost if rank in self._roster):
+                print("Should mpirun wait for the lost host now: Ctrl-C ends it.", flush=True)
             abort(code or 1)
         self.code = code
         self._post.command(self._others(), Command("end", self._number + 1, code=code))
