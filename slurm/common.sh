@@ -20,15 +20,11 @@ lockstep_die() { # FOUND NEEDED DO
     exit 1
 }
 
-# Ask the ranks to save and to leave: a file, since no launcher passes every signal on.
+# Ask the ranks to save and to leave: a file, since no launcher passes every signal on. Only what the
+# shell does by itself: bash loses the code of its child where a trap starts other programs.
 lockstep_ask() {
-    lockstep_signals=$((lockstep_signals + 1))
+    lockstep_signals=$((lockstep_signals + 1)) lockstep_stop=$1
     if [ -d "${RUN-}" ]; then : >"$RUN/STOP"; fi
-    # TERM after USR2: scancel, or the limit has come before the ranks were ready
-    if [ "$lockstep_stop,$1" = limit,cancel ] && [ "$(squeue -h -o %L -j "$SLURM_JOB_ID")" = 0:00 ]; then
-        lockstep_unasked "the time limit came before the ranks had saved: longer with --signal=B:USR2@…" 143
-    fi
-    lockstep_stop=$1
 }
 
 lockstep_environment() {
@@ -131,23 +127,27 @@ lockstep_unasked() {
     local times
     times=$(wc -l <"$RUN/retries")
     if [ "$times" -le "${LOCKSTEP_RETRIES:-3}" ]; then lockstep_requeue "$1 (time $times)"; fi
-    lockstep_say "failed: $1, for the ${times}th time; $RUN/retries lists them"
+    lockstep_say "failed: $1; $RUN/retries lists $times such end(s)"
     exit 1
 }
 
 # lockstep_job PROGRAM ARGUMENT...: start it on all ranks, wait, and decide what becomes of the job.
 # Only DONE in the run directory proves an end: Open MPI's mpirun returns 0 after a lost node.
 lockstep_job() {
-    local code=0 before
+    local code=0 before pid
     if [ -e "$RUN/DONE" ]; then lockstep_say "$RUN is DONE already" && exit 0; fi
     lockstep_say "job $SLURM_JOB_ID, start ${SLURM_RESTART_COUNT:-0}: $lockstep_library by $LOCKSTEP_LAUNCH," \
         "$SLURM_NTASKS ranks on $SLURM_JOB_NODELIST, $OMP_NUM_THREADS thread(s) a rank, in $RUN"
     if [[ $LOCKSTEP_LAUNCH == pmix* ]]; then lockstep_other_step; fi
     lockstep_launch python "$@" </dev/null &
+    pid=$!
     while :; do # a signal breaks off a wait; the next one gets the true code
         before=$lockstep_signals code=0
-        wait $! || code=$?
+        wait $pid || code=$?
         if [ "$before" = "$lockstep_signals" ]; then break; fi
+        if [ "$lockstep_stop" = cancel ] && [ "$(squeue -h -o %r -j "$SLURM_JOB_ID")" = TimeLimit ]; then
+            lockstep_unasked "the time limit came before the ranks had saved: tell them earlier" $code
+        fi
     done
     if [ -e "$RUN/DONE" ]; then
         lockstep_say "$RUN is DONE, code $code"
