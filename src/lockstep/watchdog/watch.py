@@ -72,6 +72,10 @@ def watched(world: World, seconds: float) -> Iterator[None]:
     global _watcher
     asked = mode()
     _dismiss()
+    # Before the end of MPI, in which a rank waits for the others and cannot say that it has left.
+    # What is registered last runs first.
+    atexit.unregister(_dismiss)
+    atexit.register(_dismiss)
     if world.size == 1 or asked == "off":
         yield
         return
@@ -113,7 +117,9 @@ def _is_late(error: BaseException) -> bool:
     """Say whether an error of torch's means that another rank is late, or is gone."""
     text = str(error).lower()
     signs = ("timed out", "timeout", "closed by peer", "reset by peer", "broken pipe")
-    return isinstance(error, RuntimeError) and any(sign in text for sign in signs)
+    # Errors of our own have had their verdict.
+    torchs = isinstance(error, RuntimeError) and not isinstance(error, LockstepError)
+    return torchs and any(sign in text for sign in signs)
 
 
 def _open(world: World, limits: Limits) -> Watcher | None:
@@ -212,5 +218,4 @@ def _after_fork() -> None:
     notes.current = notes.ask = None
 
 
-atexit.register(_dismiss)
 os.register_at_fork(after_in_child=_after_fork)
