@@ -155,3 +155,19 @@ def test_a_failure_comes_out_of_wait(world: World) -> None:
     future = start(torch.zeros(1)).get_future()
     future.wait()
     dist.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_a_failure_comes_out_of_the_future(world: World) -> None:
+    """Also for C++: DDP, whose ranks differ, raises in backward and does not crash."""
+    wrong = world.rank == world.size - 1
+    future = start(torch.zeros(3 if wrong else 2)).get_future()
+    with pytest.raises(RuntimeError, match="did not call the same"):
+        future.wait()
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+    with pytest.raises(RuntimeError, match="did not call the same"):
+        if wrong:
+            dist.all_reduce(torch.zeros(2))
+        else:
+            model(torch.ones(1, 3)).sum().backward()
+    dist.barrier()

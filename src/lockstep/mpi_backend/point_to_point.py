@@ -23,7 +23,7 @@ from lockstep.errors import CollectiveTimeout, LockstepError, MPIFailure
 from lockstep.mpi_backend.buffers import blocks, check, check_written, flat, give_back, memory
 from lockstep.mpi_backend.group import Group
 from lockstep.mpi_backend.tags import user_tag
-from lockstep.mpi_backend.work import asked
+from lockstep.mpi_backend.work import asked, later
 from lockstep.waiting import patience_here, wait_until
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Message(_Work):
         self._receiving = False
         self._over = False
         self._error: LockstepError | None = None
-        self._future: Future | None = None
+        self._futures: tuple[Future, Future] | None = None
         self._told = False
         self._looking = threading.Lock()
         self.source = -1
@@ -105,10 +105,10 @@ class Message(_Work):
                 self._finish()
         finally:
             self._looking.release()
-        if self._over and self._future is not None and not self._told:
+        if self._over and self._futures is not None and not self._told:
             # Outside of the lock: what hangs on the future may ask for this message again.
             self._told = True
-            self._tell(self._future)
+            self._futures[0].set_result(None)
         return self._over
 
     def is_completed(self) -> bool:
@@ -127,12 +127,13 @@ class Message(_Work):
         """Return a future that is done when the message is over. Local."""
         asked.work = self
         with self._looking:
-            new, self._future = self._future is None, self._future or Future()
+            new, self._futures = self._futures is None, self._futures or later(self._outcome)
+            switch, future = self._futures
             late = new and self._over
             self._told = self._told or late
         if late:
-            self._tell(self._future)
-        return self._future
+            switch.set_result(None)
+        return future
 
     def _deliver(self) -> None:
         """Put what came where the caller wants it; this may run in the attendant's thread."""
@@ -194,11 +195,10 @@ class Message(_Work):
         self._over = True
         self._group.messages.pop(id(self), None)
 
-    def _tell(self, future: Future) -> None:
-        if self._error is None:
-            future.set_result([self._tensor])
-        else:
-            future.set_exception(self._error)
+    def _outcome(self) -> list[torch.Tensor]:
+        if self._error is not None:
+            raise self._error
+        return [self._tensor]
 
     def _give_up(self, seconds: float) -> None:
         if self._receiving and self._request is not None:

@@ -7,7 +7,7 @@ torch wraps every Work that a Python backend returns into a C++ object that pass
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,19 @@ else:
 
 # The Work that was last asked for its future in this thread; see torch_gaps.
 asked = threading.local()
+
+
+def later(outcome: Callable[[], object]) -> tuple[Future, Future]:
+    """Return a switch, and a future that takes the outcome when the switch is set. Local.
+
+    What the outcome raises is an error of the future for C++ too. `Future.set_exception` leaves the
+    exception there as a value, in which DDP looks for tensors and reads from address 0.
+
+    Args:
+        outcome: returns what the future is to hold, or raises; called by whoever sets the switch.
+    """
+    switch: Future = Future()
+    return switch, switch.then(lambda _: outcome())
 
 
 class Finished(_Work):
@@ -69,7 +82,7 @@ class Pending(_Work):
         self._label, self._result = label, result
         self.over = threading.Event()
         self._error: BaseException | None = None
-        self._future: Future | None = None
+        self._futures: tuple[Future, Future] | None = None
         self._lock = threading.Lock()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -106,26 +119,26 @@ class Pending(_Work):
         """Return a future that holds the result when the verb is over. Local."""
         asked.work = self
         with self._lock:
-            if self._future is None:
-                self._future = Future()
-                if self.over.is_set():
-                    self._tell(self._future)
-            return self._future
+            new, self._futures = self._futures is None, self._futures or later(self._outcome)
+            switch, future = self._futures
+            late = new and self.over.is_set()
+        if late:
+            switch.set_result(None)
+        return future
 
     def finish(self, error: BaseException | None = None) -> None:
         """Wake everybody who waits. Called once, by whoever carried out the verb. Local."""
         with self._lock:
             self._error = error
             self.over.set()
-            future = self._future
-        if future is not None:
-            self._tell(future)
+            futures = self._futures
+        if futures is not None:
+            futures[0].set_result(None)
 
-    def _tell(self, future: Future) -> None:
-        if self._error is None:
-            future.set_result(self._result)
-        else:
-            future.set_exception(self._error)
+    def _outcome(self) -> object:
+        if self._error is not None:
+            raise self._error
+        return self._result
 
 
 class Together(_Work):
