@@ -21,6 +21,9 @@ from collections.abc import Sequence
 _GET_INFO = 0xC040FF0B
 _EXIT = 1 << 3
 
+# Seconds that a launcher may take to end after its ranks.
+_LAST = 15.0
+
 
 class Life:
     """Watches a process that need not be a child. Local.
@@ -64,6 +67,13 @@ class Life:
                 return f"{signal.Signals(number).name}, signal {number}"
             return f"signal {number}"
         return f"exit code {os.WEXITSTATUS(status)}"
+
+    def ends(self, seconds: float) -> bool:
+        """Wait until the process has ended; return False if it takes longer."""
+        poll = select.poll()
+        if self._handle >= 0:
+            poll.register(self._handle, select.POLLIN)
+        return bool(poll.poll(int(seconds * 1000))) or self.gone
 
     def close(self) -> None:
         """Stop watching."""
@@ -116,6 +126,7 @@ def witness(arguments: Sequence[str]) -> int:
     notes = mmap.mmap(descriptor, each * len(names))
     words = [struct.unpack_from("qq", notes, each * n) for n in range(len(names))]
     lives = {rank: Life(pid) for rank, (pid, _) in zip(names, words, strict=True)}
+    launcher = _launcher_of(words[0][0])
     poll = select.poll()
     for life in lives.values():
         if life.fileno() >= 0:
@@ -130,7 +141,35 @@ def witness(arguments: Sequence[str]) -> int:
         cause = " or ".join(sorted(filter(None, causes))) or "killed, or ended without a word"
         verb = "is gone" if len(gone) == 1 else "are gone, at the same moment"
         sys.stderr.write(f"lockstep: rank {who} ({host}) {verb} ({cause})\n")
+    if launcher is not None and all(it.ends(_LAST) for it in lives.values()):
+        _see_off(launcher)
     return 0
+
+
+def _launcher_of(pid: int) -> Life | None:
+    """Return Open MPI's launcher, or its daemon on this node, if a rank is a child of it."""
+    fields = _fields(pid)
+    parent = int(fields[1]) if fields else 0
+    with contextlib.suppress(OSError), open(f"/proc/{parent}/comm") as file:
+        if file.read().strip() in ("prterun", "mpirun", "mpiexec", "prted", "orted"):
+            return Life(parent)
+    return None
+
+
+def _see_off(launcher: Life) -> None:
+    """End a launcher that goes on when its ranks are gone: it waits for a host that is cut off."""
+    if launcher.ends(_LAST):
+        return
+    sys.stderr.write(
+        f"lockstep: {_LAST:g} s after the last rank its launcher (process {launcher.pid}) still "
+        "waits, perhaps for a host that is cut off: ending it\n"
+    )
+    # The first one asks it to be orderly, which it tries already.
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(launcher.pid, number)
+        if launcher.ends(3.0):
+            return
 
 
 if __name__ == "__main__":

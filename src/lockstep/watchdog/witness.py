@@ -1,4 +1,4 @@
-"""A small process beside the ranks of a node that says which of them went first."""
+"""A small process beside the ranks of a node, which outlives them and says who went first."""
 
 from __future__ import annotations
 
@@ -40,10 +40,9 @@ def present(segment: Any, host: str, ranks: Sequence[int]) -> Iterator[None]:
                 start_new_session=True,
             )
         os.close(descriptor)
-    try:
-        yield
-    finally:
-        if process is not None:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_END)
+    yield
+    # Not after an exception: then it sees to it that the launcher ends.
+    if process is not None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END)
