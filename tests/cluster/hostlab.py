@@ -121,7 +121,8 @@ class Host:
         found = {}
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+                line = words.decode(errors="replace").strip()
                 plain = line and not line.startswith(
                     ("sshd: /usr", "sleep infinity", "bash -c \nset")
                 )
