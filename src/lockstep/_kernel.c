@@ -7,9 +7,12 @@
  * waits until every slot holds that number or a later one. Numbers only grow (modulo 2^32, compared
  * by their difference), so there is no ABA, and a rank that runs ahead is no trouble.
  *
- * A wait spins for a while, then sleeps on a futex at the epoch of the late rank. No wake-up is
- * lost: the sleeper counts itself in before it looks at the epoch for the last time, the late rank
- * stores the epoch before it looks at the count, and both are sequentially consistent.
+ * A wait spins for a while, then sleeps on a futex at the gate, a slot behind those of the ranks.
+ * Arrivals are counted there; the rank that completes an epoch opens the gate for it, so that each
+ * sleeper is woken once, and not by one late rank after the other. No wake-up is lost: the sleeper
+ * counts itself in before it looks at the gate for the last time, the opener moves the gate before
+ * it looks at the count of sleepers, and both are sequentially consistent. If the opener dies in
+ * between, the sleepers find all ranks arrived when their time is over.
  *
  * Every function that waits returns after a limit, with its progress in *state, and is called
  * again with it: so the caller can look after signals and dead ranks.
@@ -39,10 +42,11 @@ struct slot {
     _Alignas(128) _Atomic uint32_t epoch;
     _Atomic uint32_t sleepers;
     int64_t signature[2]; /* of the call that an even and an odd epoch begins */
+    _Atomic uint64_t arrivals; /* at the gate: of all ranks, at all epochs */
 };
 
 struct team {
-    struct slot *slots;
+    struct slot *slots; /* of the ranks, then the gate */
     int32_t size, rank, spins;
     int64_t nanoseconds; /* limit of one wait */
 };
@@ -70,24 +74,30 @@ static int reached(const struct slot *s, uint32_t epoch)
 
 static void arrive(const struct team *t, uint32_t epoch)
 {
-    struct slot *mine = &t->slots[t->rank];
-    atomic_store(&mine->epoch, epoch);
-    if (atomic_load(&mine->sleepers))
-        syscall(SYS_futex, &mine->epoch, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    struct slot *gate = &t->slots[t->size];
+    atomic_store(&t->slots[t->rank].epoch, epoch);
+    if ((atomic_fetch_add(&gate->arrivals, 1) + 1) % (uint64_t)t->size)
+        return;
+    /* A rank that was interrupted here must not move the gate back. */
+    uint32_t open = atomic_load(&gate->epoch);
+    while ((int32_t)(open - epoch) < 0 && !atomic_compare_exchange_weak(&gate->epoch, &open, epoch))
+        ;
+    if (atomic_load(&gate->sleepers))
+        syscall(SYS_futex, &gate->epoch, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-/* Sleep until a slot reaches the epoch or the deadline is over. */
-static void sleep_on(struct slot *s, uint32_t epoch, int64_t deadline)
+/* Sleep until the gate is open for the epoch or the deadline is over. */
+static void sleep_at(struct slot *gate, uint32_t epoch, int64_t deadline)
 {
     int64_t left = deadline - now();
     if (left <= 0)
         return;
     struct timespec limit = {left / 1000000000, left % 1000000000};
-    atomic_fetch_add(&s->sleepers, 1);
-    uint32_t seen = atomic_load(&s->epoch);
+    atomic_fetch_add(&gate->sleepers, 1);
+    uint32_t seen = atomic_load(&gate->epoch);
     if ((int32_t)(seen - epoch) < 0)
-        syscall(SYS_futex, &s->epoch, FUTEX_WAIT, seen, &limit, NULL, 0);
-    atomic_fetch_sub(&s->sleepers, 1);
+        syscall(SYS_futex, &gate->epoch, FUTEX_WAIT, seen, &limit, NULL, 0);
+    atomic_fetch_sub(&gate->sleepers, 1);
 }
 
 /* Wait until all have reached the epoch. Returns DONE, or the first rank that has not. */
@@ -95,7 +105,7 @@ static int await(const struct team *t, uint32_t epoch)
 {
     int64_t deadline = 0;
     for (int r = 0; r < t->size; r++) {
-        struct slot *s = &t->slots[r];
+        const struct slot *s = &t->slots[r];
         for (int spin = 0; spin < t->spins && !reached(s, epoch); spin++)
             relax();
         while (!reached(s, epoch)) {
@@ -103,7 +113,7 @@ static int await(const struct team *t, uint32_t epoch)
                 deadline = now() + t->nanoseconds;
             else if (now() >= deadline)
                 return r;
-            sleep_on(s, epoch, deadline);
+            sleep_at(&t->slots[t->size], epoch, deadline);
         }
     }
     return DONE;
@@ -214,7 +224,7 @@ static void slice(const struct team *t, size_t count, int dtype, size_t *begin, 
 }
 
 /* Counted up when a function changes, so that an old library is not taken for this one. */
-int lockstep_version(void) { return 2; }
+int lockstep_version(void) { return 3; }
 size_t lockstep_slot_bytes(void) { return sizeof(struct slot); }
 size_t lockstep_team_bytes(void) { return sizeof(struct team); }
 int lockstep_has_float16(void) { return HAVE_FLOAT16; }

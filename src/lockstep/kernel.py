@@ -16,7 +16,7 @@ DONE, DIFFERENT = -1, -2
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 # The most ranks of a node that it serves.
 LARGEST_TEAM = 64
-_VERSION = 2
+_VERSION = 3
 
 
 class Team(ctypes.Structure):

@@ -22,6 +22,7 @@ from lockstep.waiting import BACKGROUND, FOREGROUND, wait_until
 
 # How long one wait in C lasts before Python looks after signals and dead ranks.
 _SLICE = 0.1
+# Looks of an eager wait before it sleeps, if there is a core for every rank.
 _SPINS = 3000
 
 
@@ -103,7 +104,7 @@ class Meeting:
     @staticmethod
     def bytes_needed(library: Any, size: int) -> int:
         """Return the memory that a meeting of so many ranks takes, in bytes. Local."""
-        return -(-size * library.lockstep_slot_bytes() // 4096) * 4096
+        return -(-(size + 1) * library.lockstep_slot_bytes() // 4096) * 4096
 
     def meet(self, signature: int, seconds: float, eager: bool) -> bool:
         """Wait until all ranks have come, and compare their signatures. Collective.

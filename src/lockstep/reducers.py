@@ -24,7 +24,7 @@ from lockstep.choice import by_messages, choose
 from lockstep.ending import SETTLE, within
 from lockstep.errors import LockstepError
 from lockstep.kernel import slice_of
-from lockstep.waiting import COURIER, FOREGROUND, patience
+from lockstep.waiting import COURIER, patience
 from lockstep.world import World, current
 
 # dtype, device and number of elements of a buffer
@@ -223,7 +223,6 @@ class _Hierarchical(_OnNode):
         ]
         self._slices = min(len(ranks) for ranks in nodes)
         self._across: Any = None
-        self._eager = False
         self._scratch: dict[torch.dtype, torch.Tensor] = {}
         limit = timedelta(seconds=_seconds_of(self._group))
         for number in range(self._slices):
@@ -235,11 +234,6 @@ class _Hierarchical(_OnNode):
             self._exchange,
             lambda piece: self.memory.spread(piece, meeting=1),
         ]
-
-    def be_eager(self, eager: bool) -> None:
-        """Say whether somebody waits for the sums, also for those under way. Local."""
-        self._eager = eager
-        super().be_eager(eager)
 
     def close(self) -> None:
         """End what is under way; buffers stay as long as they are used. Collective."""
@@ -255,7 +249,8 @@ class _Hierarchical(_OnNode):
             self._world.local_rank, self._slices, len(piece), piece.element_size()
         )
         mine = first[begin:end]
-        with patience(FOREGROUND if self._eager else COURIER):
+        # Not more eager: measured, ranks that spin for the network slow each other down.
+        with patience(COURIER):
             self._sum_across(mine)
 
     def _sum_across(self, mine: torch.Tensor) -> None:
