@@ -21,6 +21,8 @@ from collections.abc import Sequence
 _GET_INFO = 0xC040FF0B
 _EXIT = 1 << 3
 
+# What waits for a host that is cut off, after its own ranks are gone.
+_LAUNCHERS = ("prterun", "mpirun", "mpiexec", "mpiexec.hydra", "prted", "orted")
 # Seconds that a launcher may take to end after its ranks.
 _LAST = 15.0
 
@@ -141,18 +143,22 @@ def witness(arguments: Sequence[str]) -> int:
         cause = " or ".join(sorted(filter(None, causes))) or "killed, or ended without a word"
         verb = "is gone" if len(gone) == 1 else "are gone, at the same moment"
         sys.stderr.write(f"lockstep: rank {who} ({host}) {verb} ({cause})\n")
+    # The launcher waits until nobody can write to the ranks' output any more.
+    sys.stderr.flush()
+    os.dup2(1, 2)  # standard output is /dev/null
     if launcher is not None and all(it.ends(_LAST) for it in lives.values()):
         _see_off(launcher)
     return 0
 
 
 def _launcher_of(pid: int) -> Life | None:
-    """Return Open MPI's launcher, or its daemon on this node, if a rank is a child of it."""
-    fields = _fields(pid)
-    parent = int(fields[1]) if fields else 0
-    with contextlib.suppress(OSError), open(f"/proc/{parent}/comm") as file:
-        if file.read().strip() in ("prterun", "mpirun", "mpiexec", "prted", "orted"):
-            return Life(parent)
+    """Return the launcher of a rank, or its daemon on this node; never a batch system's."""
+    for _ in range(4):  # itself, or a proxy of it, or a proxy's proxy
+        fields = _fields(pid)
+        pid = int(fields[1]) if fields else 0
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/comm") as file:
+            if file.read().strip() in _LAUNCHERS:
+                return Life(pid)
     return None
 
 
@@ -160,10 +166,11 @@ def _see_off(launcher: Life) -> None:
     """End a launcher that goes on when its ranks are gone: it waits for a host that is cut off."""
     if launcher.ends(_LAST):
         return
-    sys.stderr.write(
-        f"lockstep: {_LAST:g} s after the last rank its launcher (process {launcher.pid}) still "
-        "waits, perhaps for a host that is cut off: ending it\n"
-    )
+    with contextlib.suppress(OSError), open(f"/proc/{launcher.pid}/fd/2", "a") as file:
+        file.write(
+            f"lockstep: {_LAST:g} s after the last rank the launcher (process {launcher.pid}) "
+            "still waits, perhaps for a host that is cut off: ending it\n"
+        )
     # The first one asks it to be orderly, which it tries already.
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
