@@ -49,6 +49,24 @@ def fresh(target: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
     sync_directory(target.parent)
 
 
+class NotAFile(OSError):
+    """It is a pipe, a device or a directory: to read it might never end."""
+
+
+def read(path: str | Path) -> bytes:
+    """Return what a file holds.
+
+    Raises:
+        OSError: it cannot be read; NotAFile at once, and without waiting for a writer.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise NotAFile(errno.EINVAL, "it is a pipe, a device or a directory, no file", str(path))
+    with os.fdopen(handle, "rb") as file:
+        return file.read()
+
+
 def write_text(target: Path, text: str, mode: int = 0o666) -> None:
     """Write a small file as `fresh` does."""
     with fresh(target, mode) as file:

@@ -74,6 +74,20 @@ def test_a_change_of_any_byte_is_passed_over(folder: Folder) -> None:
     assert newest(folder.path)[1] == {last}
 
 
+def test_what_is_no_file_is_passed_over(folder: Folder) -> None:
+    """A pipe, at which a reader would wait for ever, and a directory; an export refuses them."""
+    folder.write(1, content(1))
+    os.mkfifo(pipe := folder.path / "checkpoint-000008-step-8.pt")
+    (other := folder.path / "checkpoint-000009-step-9.pt").mkdir()
+    found, damaged = newest(folder.path)
+    assert found is not None
+    assert found.content["step"] == 1
+    assert damaged == {pipe, other}
+    for name in (pipe, other):
+        with pytest.raises(StorageError, match="is there already"):
+            check_export(name)
+
+
 def test_all_are_damaged(folder: Folder) -> None:
     """To start anew in silence would throw work away: an error that says how to."""
     folder.write(1, content(1)).write_bytes(b"")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 from pathlib import Path
 
@@ -104,7 +105,8 @@ def test_what_is_no_image(tmp_path: Path) -> None:
             decoded(tmp_path, content)
     (tmp_path / "b.jpg").mkdir()
     (tmp_path / "c.jpg").symlink_to("nowhere")
-    for name in ("b.jpg", "c.jpg", "d.jpg"):
+    os.mkfifo(tmp_path / "e.jpg")  # to open it would wait for a writer
+    for name in ("b.jpg", "c.jpg", "d.jpg", "e.jpg"):
         with pytest.raises(DataError, match=f"{name} cannot be read as an image"):
             decode(str(tmp_path / name), 32)
 

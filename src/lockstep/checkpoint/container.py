@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from lockstep import files
 from lockstep.errors import CheckpointError
 
 _MARK = b"lockstep"
@@ -73,7 +74,10 @@ def read(path: Path) -> bytes:
         Damaged: it is not; says in which way.
         OSError: it cannot be read.
     """
-    data = path.read_bytes()
+    try:
+        data = files.read(path)
+    except files.NotAFile as error:
+        raise Damaged(f"{path}: {error.strerror}") from error
     size = len(data) - _END.size
     if size < 0:
         raise Damaged(f"{path}: cut off after {len(data)} bytes")

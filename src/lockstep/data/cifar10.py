@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lockstep import files
 from lockstep.data.download import beside, md5, once
 from lockstep.data.source import DEVIATION, MEAN, Part, Source, of_tensors
 from lockstep.errors import DataError
@@ -87,7 +88,7 @@ def load(directory: Path) -> Source:
 
 def _read(path: Path, expected: str) -> dict[str, Any]:
     try:
-        content = path.read_bytes()
+        content = files.read(path)
     except FileNotFoundError as error:
         raise DataError(
             f"{path} is missing",

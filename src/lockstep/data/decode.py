@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
+from lockstep import files
 from lockstep.errors import DataError
 
 # What the name of an image file ends in.
@@ -49,8 +50,7 @@ def read(path: str) -> bytes:
         DataError: it cannot be read; the path is named.
     """
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        return files.read(path)
     except OSError as error:
         raise _bad(path, error) from error
 

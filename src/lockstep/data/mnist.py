@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from lockstep import files
 from lockstep.data.digits import digits
 from lockstep.data.download import beside, md5, once
 from lockstep.data.images import Images
@@ -99,7 +100,7 @@ def _checked(directory: Path, name: str) -> bytes:
             cure="copy them there, or name another --data-dir",
         )
     try:
-        content = path.read_bytes()
+        content = files.read(path)
         if path.suffix == ".gz":
             content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
