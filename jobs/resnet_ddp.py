@@ -34,7 +34,7 @@ from lockstep.training import evaluate
 
 @dataclass(frozen=True)
 class Settings(Cluster, Saving, Numerics, Optimization, Pictures):
-    width: int = flag(64, "channels after the stem, which all others follow")
+    width: int = flag(64, "channels after the stem, which all others follow", least=1)
     log_interval: int = flag(50, "steps between two lines of progress")
 
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = settings.run_directory(world, "resnet_ddp")
         with (
             Interrupts(world, run.path, settings.timeout) as stop,
-            settings.checkpoints(world, run.path) as store,
+            settings.checkpoints(world, run.path, settings.timeout) as store,
         ):
             both = load_pictures(world, settings.data, settings.data_dir, **settings.how())
             images, test = (part.to(device, settings.layout) for part in both)
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     return LEFT_EARLY
                 store.wait()
                 if settings.export:
-                    export(model, settings.export, world)
+                    export(model, settings.export, world, settings.timeout)
                 log.end({"divergence between ranks": divergence(model, world)})
     return 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -69,17 +69,19 @@ def begin_or_go_on(
     Args:
         state: of the checkpoint: "source"; "own", with "sums"; what `kept` returns; "seconds"; and
             the place: epoch, step of it, global_step. None to begin.
-        settings: a dataclass with `share`, the images that a rank is to take for a step.
+        settings: a dataclass with `share`, the images that a rank is to take for a step, and
+            `total_steps`, which gives those of the run for those of an epoch.
         images: of an epoch.
         world: the ranks.
 
     Raises:
-        CheckpointError: the checkpoint is of a set with another number of images.
+        CheckpointError: the checkpoint is of a set with another number of images, of another kind
+            of job, or of a step behind the end that the settings give the run.
     """
     share = settings.share
     if state is None:
         return Course(share, steps(images, share, world))
-    _require_images(state["images"], images)
+    _require_images(_require(state, _PLACE)["images"], images)
     batch, remarks = state["global_batch"], [f"resume: from {state['source']}"]
     if changed := differences(state, settings):
         remarks.append(f"resume: other settings than then: {changed}")
@@ -87,16 +89,39 @@ def begin_or_go_on(
         share = batch // world.size  # as asked for then, whatever the number of ranks was
     mine, an_epoch = share * world.size, steps(images, share, world)
     if world.size != state["ranks"]:
-        remarks.append(
-            f"resume: {world.size} ranks in place of {state['ranks']}: {share} images a rank and "
-            f"step, {mine} on all ranks" + (" as before" if mine == batch else "")
-        )
+        remarks.append(_other_ranks(state, world.size, share))
     course = Course(share, an_epoch, state["epoch"], state["step"], state["global_step"])
     if mine != batch:
         course, remark = _with_another_batch(state, course, mine)
         remarks.append(remark)
+    _require_left(course.total_done, settings.total_steps(an_epoch), str(state["source"]))
     sums = (state["own"] or {}).get("sums")
     return replace(course, sums=sums, seconds=state["seconds"], remarks=tuple(remarks))
+
+
+# What a checkpoint has besides what was trained: `kept`, the place, and what `resume` adds.
+_PLACE = ["images", "global_batch", "share", "ranks", "settings", "seconds", "own"]
+_PLACE += ["epoch", "step", "global_step"]
+
+
+def _require(state: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
+    """Return the state; refuse what another kind of job has saved."""
+    if missing := [name for name in names if name not in state]:
+        raise CheckpointError(
+            f"{state.get('source')} lacks {', '.join(missing)}: it is of another kind of job",
+            needed="a checkpoint that this job has written",
+            cure="name another with --resume, or --resume none",
+        )
+    return state
+
+
+def _require_left(done: int, total: int, source: str) -> None:
+    if done > total:
+        raise CheckpointError(
+            f"{source} is of step {done}, and the run is to end with step {total}",
+            needed="a run that is at least as long",
+            cure="a larger --epochs or --max-steps, an earlier checkpoint, or --resume none",
+        )
 
 
 def _require_images(then: int, now: int) -> None:
@@ -106,6 +131,14 @@ def _require_images(then: int, now: int) -> None:
             needed="the same images",
             cure="give the same --data and --data-dir, or another --run, or --resume none",
         )
+
+
+def _other_ranks(state: Mapping[str, Any], size: int, share: int) -> str:
+    same = " as before" if share * size == state["global_batch"] else ""
+    return (
+        f"resume: {size} ranks in place of {state['ranks']}: {share} images a rank and "
+        f"step, {share * size} on all ranks{same}"
+    )
 
 
 def _with_another_batch(state: Mapping[str, Any], course: Course, batch: int) -> tuple[Course, str]:
@@ -129,6 +162,7 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[s
     Raises:
         CheckpointError: they are others than those that were saved; the model may be changed.
     """
+    _require(state, ("model", "optimizer", "random"))
     numbers = [
         {name: value for name, value in group.items() if name != "params"}
         for group in optimizer.param_groups

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from lockstep import notes
 from lockstep.ending import SETTLE, within
 from lockstep.errors import CollectiveTimeout
 from lockstep.waiting import wait_until
@@ -99,7 +100,10 @@ class Interrupts:
         self._look_for_file()
         self._mine[0] = (_STOP if self._asked else 0) | (_SAVE if save_due else 0)
         request = self._world.comm.Iallreduce(self._mine, self._all, MPI.BOR)
-        if not wait_until(request.Test, self._timeout):
+        with notes.during("world", "the end of a step", self._timeout):
+            come = wait_until(request.Test, self._timeout)
+        if not come:
+            notes.explain()
             raise CollectiveTimeout(
                 f"{self._world} waited {self._timeout:g} s for the others at the end of a step",
                 needed="every rank comes to the end of the same step",
@@ -115,8 +119,10 @@ class Interrupts:
         if self._file is None or self._asked or now - self._looked < _LOOK:
             return
         self._looked = now
-        if self._file.exists():
-            self._asked = str(self._file)
+        # a file server that is away for a moment must not end the training
+        with contextlib.suppress(OSError):
+            if self._file.exists():
+                self._asked = str(self._file)
 
     def _stop(self) -> None:
         """Say who was asked by what, and do away with the file, which is obeyed. Collective."""

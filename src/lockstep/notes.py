@@ -204,13 +204,18 @@ ask: Callable[[float], None] | None = None
 
 
 @contextmanager
-def during(group: str, verb: str) -> Iterator[None]:
-    """Note the body of a ``with``, or a function, as a call of the session's limit. Local."""
+def during(group: str, verb: str, seconds: float = 0.0) -> Iterator[None]:
+    """Note the body of a ``with``, or a function, as a call. Local.
+
+    Args:
+        group, verb: what it is called in a verdict.
+        seconds: its limit; 0 for the session's.
+    """
     recorder = current
     if recorder is None:
         yield
         return
-    at = recorder.enter(group, verb, 0, (), session_limit)
+    at = recorder.enter(group, verb, 0, (), seconds or session_limit)
     try:
         yield
     finally:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from lockstep import notes
 from lockstep.ending import SETTLE, within
-from lockstep.errors import CollectiveTimeout, LockstepError
+from lockstep.errors import CollectiveTimeout, LockstepError, StorageError
 from lockstep.waiting import wait_until
 from lockstep.world import World
 
@@ -21,7 +22,7 @@ def on_all(world: World, action: Callable[[], T], doing: str, limit: float = LIM
 
     Args:
         world: the ranks.
-        action: raises a LockstepError if it fails.
+        action: raises a LockstepError if it fails, or an OSError or MemoryError.
         doing: what it does, for the error of a rank that never came.
         limit: seconds to wait for the slowest rank.
 
@@ -29,7 +30,7 @@ def on_all(world: World, action: Callable[[], T], doing: str, limit: float = LIM
         what the action returned on this rank.
 
     Raises:
-        LockstepError: that of the lowest rank that failed.
+        LockstepError: that of the lowest rank that failed; a StorageError in place of an OSError.
         CollectiveTimeout: another rank has not come within the limit.
     """
     result: Any = None
@@ -38,6 +39,13 @@ def on_all(world: World, action: Callable[[], T], doing: str, limit: float = LIM
         result = action()
     except LockstepError as error:
         failure = error
+    except (OSError, MemoryError) as error:
+        failure = StorageError(
+            f"cannot {doing}: {type(error).__name__}: {error}",
+            needed="files that this rank may read and write, and room in memory and on disk",
+            cure="look at that path: `ls -ld`, `df -h`; and at the memory: `free -h`, `ulimit -a`",
+        )
+        failure.__cause__ = error
     arrive(world, doing, limit)
     with within(limit + SETTLE, doing):
         everyone = world.comm.allgather((world.host, failure))
@@ -61,7 +69,10 @@ def arrive(world: World, doing: str, limit: float = LIMIT) -> None:
     Raises:
         CollectiveTimeout: some rank has not come within the limit, in seconds.
     """
-    if not wait_until(world.comm.Ibarrier().Test, limit):
+    with notes.during("world", doing, limit):
+        come = wait_until(world.comm.Ibarrier().Test, limit)
+    if not come:
+        notes.explain()
         raise CollectiveTimeout(
             f"{world} waited {limit:g} s for the other ranks to {doing}",
             needed="every rank comes to the same point within that time",

@@ -75,15 +75,17 @@ def test_no_data(tmp_path: Path) -> None:
     refused(run(2, tmp_path, *flags, *QUICK), "DataError", "nowhere")
 
 
-def test_ranks_with_different_data(tmp_path: Path) -> None:
-    """Rank 1 was told of other data than rank 0."""
+@pytest.mark.parametrize("odd", ["--data synthetic", "--lr 0.5 --optimizer sgd", "--max-steps 2"])
+def test_ranks_with_different_flags(odd: str, tmp_path: Path) -> None:
+    """Rank 1 was told something else than rank 0: they would train different models."""
     mpi = need("openmpi")
-    flags = [*map(str, QUICK), "--run-dir", str(tmp_path / "runs")]
-    first = mpi.command(1, *_job("--data", "sample", *flags))
-    second = mpi.command(1, *_job("--data", "synthetic", *flags))[1:]
+    flags = ["--data", "sample", *map(str, QUICK), "--run-dir", str(tmp_path / "runs")]
+    first = mpi.command(1, *_job(*flags))
+    second = mpi.command(1, *_job(*flags, *odd.split()))[1:]
     outcome = Program([*first, ":", *second], mpi.environment(), tmp_path).finish(LIMIT)
     assert not outcome.timed_out, outcome
-    refused(outcome, "SettingsError", "rank 1", "synthetic")
+    refused(outcome, "SettingsError", "rank 1", *odd.split()[::2])
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_run_directory_that_cannot_be_made(tmp_path: Path) -> None:
@@ -114,6 +116,7 @@ def test_a_checkpoint_of_another_run(tmp_path: Path) -> None:
                 ["--resume", saved, "--optimizer", "sgd"],
                 ("CheckpointError", "another optimizer", "--optimizer"),
             ),
+            (["--resume", saved, "--max-steps", 2], ("CheckpointError", "of step 3", "step 2")),
             (["--resume", cut], ("Damaged", str(cut), "cut off")),
             (["--resume", tmp_path / "none.pt"], ("Error", "none.pt")),
         )

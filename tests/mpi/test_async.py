@@ -165,9 +165,7 @@ def test_a_failure_comes_out_of_the_future(world: World) -> None:
     with pytest.raises(RuntimeError, match="did not call the same"):
         future.wait()
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+    loss = model(torch.ones(1, 3)).sum()
     with pytest.raises(RuntimeError, match="did not call the same"):
-        if wrong:
-            dist.all_reduce(torch.zeros(2))
-        else:
-            model(torch.ones(1, 3)).sum().backward()
+        dist.all_reduce(torch.zeros(2)) if wrong else loss.backward()
     dist.barrier()

@@ -25,6 +25,7 @@ from lockstep.checkpoint import (
     load_optimizer,
     restore_random,
 )
+from lockstep.checkpoint.folder import FORMAT
 from lockstep.errors import CheckpointError, SettingsError, StorageError
 from lockstep.sgd import synchronous
 from lockstep.waiting import wait_until
@@ -240,6 +241,21 @@ def test_the_directory_cannot_be_made(world: World, shared: Path, comm: MPI.Intr
     with pytest.raises(StorageError, match="file"):
         Checkpoints(world, shared / "file" / "c")
     assert (shared / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "odd", [{}, {"random": [], "own": [], "state": {}}, {"random": [{}], "own": [None], "state": 1}]
+)
+def test_no_state_of_a_training(world: World, shared: Path, odd: dict[str, Any]) -> None:
+    """Whole, but of another program: an error on all ranks."""
+    path = shared / "odd.pt"
+    if world.rank == 0:
+        with path.open("wb") as file:
+            container.write(file, {"format": FORMAT, "step": 1, **odd})
+    with Checkpoints(world, shared / "c") as checkpoints:
+        with pytest.raises(CheckpointError, match="no state of a training"):
+            checkpoints.resume(str(path))
+        assert checkpoints.resume() is None
 
 
 def test_another_model(world: World, shared: Path) -> None:

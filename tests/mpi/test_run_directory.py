@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from mpi4py import MPI
 
 from disks import cannot_mount, small_disk
 from lockstep import World
-from lockstep.errors import SettingsError, StorageError
+from lockstep.errors import CollectiveTimeout, SettingsError, StorageError
 from lockstep.logbook import Logbook
 from lockstep.metrics import RunDirectory, current, read
+from lockstep.together import on_all
 
 
 @dataclass(frozen=True)
@@ -216,3 +218,31 @@ def test_a_rank_without_images(world: World, shared: Path, comm: MPI.Intracomm) 
         log.leave("")
     comm.Barrier()
     assert float(rows(shared / "run")[0]["loss"]) == 2.0
+
+
+@pytest.mark.ranks(2)
+def test_a_rank_that_is_late(world: World, shared: Path) -> None:
+    """The others wait for as long as was said, and no longer."""
+    run = opened(world, shared / "run", timeout=0.5)
+    begin, late = time.monotonic(), world.rank == world.size - 1
+    if late:
+        time.sleep(2.0)
+        run.check()
+    else:
+        with pytest.raises(CollectiveTimeout, match="look at the run directory"):
+            run.check()
+        assert time.monotonic() - begin < 1.9
+        world.comm.allgather((world.host, None))  # where the late one waits for them
+    run.leave()
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), MemoryError("no room")])
+def test_what_the_system_refuses_is_an_error_on_all(world: World, error: Exception) -> None:
+    """On the last rank alone; the others learn of it."""
+
+    def action() -> None:
+        if world.rank == world.size - 1:
+            raise error
+
+    with pytest.raises(StorageError, match=f"cannot look: {type(error).__name__}"):
+        on_all(world, action, "look")

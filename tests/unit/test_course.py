@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lockstep import World
-from lockstep.course import Course, begin_or_go_on, differences, draw, kept
+from lockstep.course import Course, begin_or_go_on, differences, draw, kept, restore
 from lockstep.errors import CheckpointError
 
 IMAGES = 1000
@@ -29,6 +29,11 @@ class Given:
     share: int = 8
     lr: float = 0.1
     new: int = 1
+    end: int = 10**6
+
+    def total_steps(self, an_epoch: int) -> int:
+        """Return the steps of the run."""
+        return min(self.end, 100 * an_epoch)
 
 
 def state(**changed: Any) -> dict[str, Any]:
@@ -105,6 +110,22 @@ def test_another_set() -> None:
     """An error that names both numbers."""
     with pytest.raises(CheckpointError, match="999 images, this one has 1000"):
         go_on(state(images=999), 4)
+
+
+@pytest.mark.parametrize("name", ["images", "global_batch", "settings", "global_step"])
+def test_of_another_kind_of_job(name: str) -> None:
+    """What is not there is named."""
+    with pytest.raises(CheckpointError, match=f"x lacks {name}"):
+        go_on({key: value for key, value in state().items() if key != name}, 4)
+    with pytest.raises(CheckpointError, match="lacks model, optimizer"):
+        restore(torch.nn.Linear(1, 1), torch.optim.SGD([torch.zeros(1)]), state(random={}))
+
+
+def test_behind_the_end() -> None:
+    """A run that is to be shorter than it is already; at its very end it can still be tested."""
+    assert begin_or_go_on(state(), Given(end=71), IMAGES, ranks(4)).total_done == 71
+    with pytest.raises(CheckpointError, match=r"x is of step 71, .* to end with step 70"):
+        begin_or_go_on(state(), Given(end=70), IMAGES, ranks(4))
 
 
 def test_what_is_kept() -> None:

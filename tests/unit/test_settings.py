@@ -80,3 +80,21 @@ def test_checked_when_made() -> None:
     """Also without a command line."""
     with pytest.raises(SettingsError, match="--batch-size 0"):
         Settings(batch_size=0)
+
+
+@dataclass(frozen=True)
+class Sized(Settings):
+    """With a flag that has a smallest value."""
+
+    width: int = flag(4, "channels", least=1)
+
+
+@pytest.mark.parametrize(
+    "words", [["--width", "0"], ["--width", "-1"], ["--run", ""], ["--data-dir", ""]]
+)
+def test_too_small_or_empty(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Below the smallest value; a path from a variable that is not set."""
+    with pytest.raises(SystemExit):
+        parse(Sized, words, None)
+    assert words[0] in capsys.readouterr().err
+    assert parse(Sized, ["--width", "1", "--run", "."], None).run == Path(".")

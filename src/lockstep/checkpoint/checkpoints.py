@@ -220,6 +220,7 @@ class Checkpoints:
 
     def _picked(self, content: dict[str, Any], source: str) -> dict[str, Any]:
         """Return the state with what belongs to this rank. Local."""
+        _require_whole(content, source)
         random, own = content["random"], content["own"]
         rank, then, now = self._world.rank, len(random), self._world.size
         if self._root and then != now:
@@ -235,6 +236,17 @@ class Checkpoints:
             "saved_ranks": then,
             "source": source,
         }
+
+
+def _require_whole(content: dict[str, Any], source: str) -> None:
+    random, own = content.get("random"), content.get("own")
+    lists = isinstance(random, list) and isinstance(own, list) and 0 < len(random) == len(own)
+    if not lists or not isinstance(content.get("state"), dict):
+        raise CheckpointError(
+            f"{source} holds no state of a training and its ranks",
+            needed="a file that `Checkpoints.save` has written",
+            cure="name another with --resume, or --resume none",
+        )
 
 
 def _check(keep: int, every_steps: int, every_minutes: float) -> None:

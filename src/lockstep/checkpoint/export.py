@@ -9,7 +9,7 @@ from torch import nn
 
 from lockstep import files
 from lockstep.errors import StorageError
-from lockstep.together import on_root
+from lockstep.together import LIMIT, on_root
 from lockstep.world import World
 
 # One entry only: with two the library writes them in an order of chance, and the same weights would
@@ -17,7 +17,9 @@ from lockstep.world import World
 _OURS = {"written_by": "lockstep"}
 
 
-def export(model: nn.Module, path: Path, world: World | None = None) -> None:
+def export(
+    model: nn.Module, path: Path, world: World | None = None, timeout: float = LIMIT
+) -> None:
     """Write the parameters and buffers of a model, by their names in its state_dict().
 
     Args:
@@ -25,6 +27,7 @@ def export(model: nn.Module, path: Path, world: World | None = None) -> None:
         path: of the file; one that an earlier export has left is replaced, no other.
         world: with it the call is Collective, the root writes, and a failure is raised on all
             ranks; without it Local.
+        timeout: seconds to wait for the other ranks, and for the disk.
 
     Raises:
         StorageError: it cannot be written, or another file has that name.
@@ -32,7 +35,7 @@ def export(model: nn.Module, path: Path, world: World | None = None) -> None:
     if world is None:
         _export(model, path)
     else:
-        on_root(world, lambda: _export(model, path), "export the model")
+        on_root(world, lambda: _export(model, path), "export the model", timeout)
 
 
 def check_export(path: Path) -> None:
@@ -74,6 +77,8 @@ def _export(model: nn.Module, path: Path) -> None:
 def _is_ours(path: Path) -> bool:
     from safetensors import SafetensorError, safe_open
 
+    if not path.is_file():
+        return False  # not even opened: a pipe would wait for a writer
     try:
         with safe_open(path, framework="pt") as file:
             return (file.metadata() or {}).items() >= _OURS.items()

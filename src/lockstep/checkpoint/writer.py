@@ -50,7 +50,8 @@ class Writer:
                 raise CheckpointError(
                     f"the last checkpoint is not written after {seconds:g} s",
                     needed="a disk that is faster than the checkpoints come",
-                    cure="save less often, or look at the file system (`df`, `dmesg`)",
+                    cure="save less often, wait longer (--timeout), or look at the file system "
+                    "(`df`, `dmesg`)",
                 )
             self._thread = None
         failure, self._failure = self._failure, None

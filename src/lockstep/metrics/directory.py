@@ -21,7 +21,7 @@ from lockstep.metrics.events import Events
 from lockstep.metrics.opening import CURVES, DONE, METRICS, RESULTS
 from lockstep.metrics.records import EPOCH, START, STEP, Appender, Record
 from lockstep.metrics.surroundings import surroundings
-from lockstep.together import on_all, on_root
+from lockstep.together import LIMIT, on_all, on_root
 from lockstep.world import World
 
 
@@ -43,6 +43,7 @@ class RunDirectory:
         facts: what else belongs into settings.json.
         exact: the directory itself, in place of parent and name.
         tensorboard: write TensorBoard events too.
+        timeout: seconds to wait for the other ranks once it is made, and for the disk.
 
     Attributes:
         path: the directory, the same on all ranks.
@@ -63,20 +64,21 @@ class RunDirectory:
         *,
         exact: Path | None = None,
         tensorboard: bool = False,
+        timeout: float = LIMIT,
     ) -> None:
-        self._world, self._root, self._start = world, world.rank == 0, time.perf_counter()
+        self._world, self._root, self._timeout = world, world.rank == 0, timeout
+        self._start = time.perf_counter()
         self._failure: LockstepError | None = None
         self._file: Appender | None = None
         self._events: Events | None = None
         self._lock: DirectoryLock | None = None
+        # records of an earlier start, of which nobody has said yet that the run goes on after them
+        self._again = False
 
         def place() -> Path | None:
-            if not self._root:
-                return None
-            if exact is None:
-                return opening.make(parent, name)
-            self._lock = opening.take(exact)
-            return exact
+            if self._root and exact is not None:
+                self._lock = opening.take(exact)
+            return opening.make(parent, name) if self._root and exact is None else exact
 
         placed = on_all(world, place, "open the run directory")
         self.path: Path = world.comm.bcast(placed, root=0)
@@ -88,10 +90,9 @@ class RunDirectory:
                 self._events = Events(self.path)
             noted = {"settings": asdict(settings), **facts, **surroundings(world, hosts)}
             opening.note_settings(self.path, noted)
+            self._again = _is_there(self.path / METRICS)
 
         on_root(world, note, "note the settings")
-        # records of an earlier start, of which nobody has said yet that the run goes on after them
-        self._again = self._root and _is_there(self.path / METRICS)
 
     @staticmethod
     def is_done(world: World, exact: Path) -> bool:
@@ -132,7 +133,7 @@ class RunDirectory:
 
     def check(self) -> None:
         """Raise on all ranks what has failed on the root. Collective."""
-        on_root(self._world, self._raise, "look at the run directory")
+        on_root(self._world, self._raise, "look at the run directory", self._timeout)
 
     def finish(self) -> None:
         """Write results.csv, curves.png, and DONE, the last of all. Collective.
@@ -147,9 +148,9 @@ class RunDirectory:
         self._end(done=False)
 
     def _end(self, done: bool) -> None:
-        on_root(self._world, self._conclude, "write the run directory")
+        on_root(self._world, self._conclude, "write the run directory", self._timeout)
         if done:
-            on_root(self._world, self._mark, "write DONE")
+            on_root(self._world, self._mark, "write DONE", self._timeout)
         if self._lock is not None:
             self._lock.release()
 

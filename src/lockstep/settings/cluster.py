@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lockstep.devices import device
+from lockstep.ending import SETTLE, within
+from lockstep.errors import SettingsError
 from lockstep.metrics import RunDirectory
 from lockstep.session import session
 from lockstep.settings.flags import Checked, flag
+from lockstep.together import on_all
 from lockstep.world import World
+
+# What each rank or node may have of its own: the rest would make the ranks train different models.
+_OWN = {"no_cuda", "timeout", "data_dir", "workers"}
 
 
 @dataclass(frozen=True)
@@ -47,14 +54,43 @@ class Cluster(Checked):
         self._need("backend", not (cpu and self.backend == "nccl"), "mpi or gloo on CPUs")
         self._need("device", self.device != "cuda" or self.backend == "nccl", "--backend nccl")
 
-    def session(self) -> AbstractContextManager[World]:
-        """Open torch.distributed as the flags say, for a ``with``. Collective."""
-        return session(
+    @contextmanager
+    def session(self) -> Iterator[World]:
+        """Open torch.distributed as the flags say, for a ``with``. Collective.
+
+        Raises:
+            SettingsError: on all ranks: they were given different flags.
+            LockstepError: see `lockstep.session`.
+        """
+        with session(
             backend=self.backend,
             rendezvous=self.init_method,
             timeout=self.timeout,
             world_size=self.world_size,
-        )
+        ) as world:
+            self._compare(world)
+            yield world
+
+    def _compare(self, world: World) -> None:
+        """See to it that all ranks were given the same. Collective; all have just met."""
+        mine = {name: str(it) for name, it in asdict(self).items() if name not in _OWN}
+        with within(SETTLE, "comparing the flags of the ranks"):
+            first: dict[str, str] = world.comm.bcast(mine, root=0)
+
+        def check() -> None:
+            names = [name for name in {**first, **mine} if first.get(name) != mine.get(name)]
+            spelt = [
+                f"--{name.replace('_', '-')} {mine.get(name)}, rank 0 {first.get(name)}"
+                for name in names
+            ]
+            if spelt:
+                raise SettingsError(
+                    f"has {'; '.join(spelt[:6])}",
+                    needed="the same flags on all ranks",
+                    cure="give every rank the same command line",
+                )
+
+        on_all(world, check, "compare the flags")
 
     def choose_device(self, world: World) -> torch.device:
         """Return the device of this rank, set up as the flags say. Collective."""
@@ -81,4 +117,5 @@ class Cluster(Checked):
             facts,
             exact=self.run,
             tensorboard=self.tensorboard,
+            timeout=self.timeout,
         )

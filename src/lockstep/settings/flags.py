@@ -6,6 +6,7 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from lockstep.errors import SettingsError
@@ -13,9 +14,11 @@ from lockstep.errors import SettingsError
 S = TypeVar("S")
 
 
-def flag(default: Any, about: str, choices: Sequence[str] | None = None) -> Any:
-    """Return a field of a dataclass that is a flag of a job. Local."""
-    return field(default=default, metadata={"help": about, "choices": choices})
+def flag(
+    default: Any, about: str, choices: Sequence[str] | None = None, least: int | None = None
+) -> Any:
+    """Return a field of a dataclass that is a flag of a job, with its smallest value. Local."""
+    return field(default=default, metadata={"help": about, "choices": choices, "least": least})
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,10 @@ class Checked:
 
     def __post_init__(self) -> None:
         """Refuse numbers that make no sense."""
+        for one in fields(self):
+            least = one.metadata["least"]
+            good = least is None or getattr(self, one.name) >= least
+            self._need(one.name, good, f"{least} or more")
 
     def _need(self, name: str, good: bool, needed: str) -> None:
         if not good:
@@ -76,6 +83,13 @@ def parse(
     return settings
 
 
+def _path(text: str) -> Path:
+    """Refuse "", which a variable gives that is not set: Path("") is where the job was started."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; a directory of one's own is '.'")
+    return Path(text)
+
+
 def _add(
     parser: argparse.ArgumentParser, name: str, hint: Any, default: Any, metadata: Any
 ) -> None:
@@ -84,5 +98,6 @@ def _add(
         parser.add_argument(flags, action="store_true", default=default, help=about)
         return
     kind = next((one for one in get_args(hint) if one is not type(None)), hint)
+    kind = _path if kind is Path else kind
     about += "" if default is None else f" (default {default})"
     parser.add_argument(flags, type=kind, default=default, choices=metadata["choices"], help=about)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lockstep.checkpoint import Checkpoints, check_export
 from lockstep.settings.flags import Checked, flag
-from lockstep.together import on_root
+from lockstep.together import LIMIT, on_root
 from lockstep.world import World
 
 
@@ -28,7 +28,7 @@ class Saving(Checked):
         self._need_above_0("keep")
         self._need("resume", bool(self.resume), "auto, none, or the path of a checkpoint")
 
-    def checkpoints(self, world: World, run: Path) -> Checkpoints:
+    def checkpoints(self, world: World, run: Path, timeout: float = LIMIT) -> Checkpoints:
         """Open the checkpoints of a run, for a ``with``; look whether --export is possible.
 
         Collective.
@@ -36,6 +36,7 @@ class Saving(Checked):
         Args:
             world: the ranks.
             run: the run's directory.
+            timeout: seconds to wait for the other ranks, and for the disk.
 
         Raises:
             StorageError: on all ranks, if either cannot be written to.
@@ -48,4 +49,5 @@ class Saving(Checked):
             keep=self.keep,
             every_steps=self.save_steps,
             every_minutes=self.save_minutes,
+            timeout=timeout,
         )
