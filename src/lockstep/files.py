@@ -108,7 +108,9 @@ def failure(error: OSError, what: str, path: Path) -> StorageError:
         what: such as "write the checkpoint".
         path: of the file or directory.
     """
-    where = path if path.is_dir() else path.parent
+    where = path.parent
+    with contextlib.suppress(OSError):  # what could not be used cannot always be looked at
+        where = path if path.is_dir() else where
     cure = f"`ls -ld {where}`: does it belong to you, is it mounted read-only?"
     if error.errno in _FULL:
         cure = f"make room: `df -h {where}`, `df -i {where}`, and your quota"

@@ -246,3 +246,28 @@ def test_what_the_system_refuses_is_an_error_on_all(world: World, error: Excepti
 
     with pytest.raises(StorageError, match=f"cannot look: {type(error).__name__}"):
         on_all(world, action, "look")
+
+
+def test_a_name_at_which_nobody_can_look(world: World, shared: Path) -> None:
+    """The system refuses even to say what it is."""
+    with pytest.raises(StorageError, match="cannot make the run directory"):
+        opened(world, shared / ("x" * 300))
+
+
+def test_no_room_for_tensorboard(world: World, shared: Path) -> None:
+    """A file has the name of its directory: an error on all ranks, before and after a restart."""
+    pytest.importorskip("torch.utils.tensorboard")
+    path = shared / "run"
+    for again in (False, True):
+        if world.rank == 0:
+            path.mkdir(exist_ok=True)
+            (path / "tensorboard").write_text("mine")
+        run = opened(world, path, tensorboard=True)
+        if again:
+            run.resumed(3)
+        run.record("step", global_step=4, loss=1.0)
+        with pytest.raises(StorageError, match=r"cannot write .*tensorboard"):
+            run.leave()
+        if run._lock is not None:
+            run._lock.release()
+    assert (path / "tensorboard").read_text() == "mine"

@@ -17,7 +17,7 @@ from lockstep.errors import LockstepError
 from lockstep.lock import DirectoryLock
 from lockstep.metrics import opening, records
 from lockstep.metrics.curves import draw
-from lockstep.metrics.events import Events
+from lockstep.metrics.events import TENSORBOARD, Events
 from lockstep.metrics.opening import CURVES, DONE, METRICS, RESULTS
 from lockstep.metrics.records import EPOCH, START, STEP, Appender, Record
 from lockstep.metrics.surroundings import surroundings
@@ -110,8 +110,8 @@ class RunDirectory:
         if self._root:
             self._again = False
             self._write({"kind": START, "global_step": global_step})
-            if self._events is not None:
-                self._events.start(global_step)
+            if (events := self._events) is not None:
+                self._attempt(lambda: events.start(global_step), TENSORBOARD)
 
     def record(self, kind: str, **values: Any) -> None:
         """Write down what was measured.
@@ -159,7 +159,7 @@ class RunDirectory:
         self._attempt(self._results, RESULTS)
         self._attempt(self._curves, CURVES)
         if self._events is not None:
-            self._attempt(self._events.close, "tensorboard")
+            self._attempt(self._events.close, TENSORBOARD)
         if self._file is not None:
             self._attempt(self._file.close, METRICS)
         self._raise()
@@ -182,10 +182,10 @@ class RunDirectory:
             if self._file is None:
                 self._file = Appender(self.path / METRICS)
             self._file.append(whole)
-            if self._events is not None:
-                self._events.add(whole)
 
         self._attempt(write, METRICS)
+        if (events := self._events) is not None:
+            self._attempt(lambda: events.add(whole), TENSORBOARD)
 
     def _attempt(self, write: Callable[[], None], name: str) -> None:
         """Write; after a failure nothing is written any more."""

@@ -7,6 +7,8 @@ from typing import Any
 
 from lockstep.errors import SettingsError
 
+# The directory below that of the run.
+TENSORBOARD = "tensorboard"
 _NOT_DRAWN = ("kind", "time", "at_seconds", "global_step", "epoch", "step")
 
 
@@ -35,7 +37,7 @@ class Events:
     def start(self, global_step: int) -> None:
         """Go on after a step; what an earlier start has written of later ones is hidden."""
         self.close()
-        self._writer = self._kind(str(self._run / "tensorboard"), purge_step=global_step + 1)
+        self._writer = self._kind(str(self._run / TENSORBOARD), purge_step=global_step + 1)
 
     def add(self, record: dict[str, Any]) -> None:
         """Write a record that has a global_step; others are left out.
@@ -46,7 +48,7 @@ class Events:
         if "global_step" not in record:
             return
         if self._writer is None:
-            self._writer = self._kind(str(self._run / "tensorboard"))
+            self._writer = self._kind(str(self._run / TENSORBOARD))
         for name, value in record.items():
             if name not in _NOT_DRAWN and isinstance(value, int | float):
                 tag = f"{record['kind']}/{name}"
