@@ -98,3 +98,16 @@ class RefusedByPeer(LockstepError, TypeError, ValueError):
     It is a TypeError and a ValueError, since that is what the refusing rank itself raises: one
     ``except`` clause then serves on all ranks.
     """
+
+
+def cure_of_late(*, gone: bool) -> str:
+    """Return what to do about a rank that did not come, or whose process is gone. Local."""
+    if gone:
+        return (
+            "look at what that rank printed last, and for a lack of memory (dmesg on its host, the "
+            "batch system's limits)"
+        )
+    return (
+        "look at what the other ranks print or do (py-spy dump --pid …); a longer timeout: "
+        "init_process_group(…, timeout=timedelta(minutes=…))"
+    )

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from time import monotonic_ns
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -68,6 +68,7 @@ class Recorder:
         self._texts: dict[object, int] = {"": 0}
         self._files: dict[str, int] = {}
         self._groups: dict[str, list[int]] = {}
+        self._held = False
         self.set(PID, os.getpid())
         self.set(BEAT, monotonic_ns())
 
@@ -127,10 +128,21 @@ class Recorder:
 
     def beat(self, frame: FrameType | None) -> None:
         """Note that the interpreter is free, and where a frame is in the user's code."""
-        file, line = self.place(frame)
-        self.set(FILE, file)
-        self.set(LINE, line)
+        if not self._held:
+            file, line = self.place(frame)
+            self.set(FILE, file)
+            self.set(LINE, line)
         self.set(BEAT, monotonic_ns())
+
+    def hold(self, trace: TracebackType | None) -> None:
+        """Note where in the user's code an error was raised, and that this rank stays there."""
+        while trace is not None:
+            name = trace.tb_frame.f_code.co_filename
+            if is_the_users(name):
+                self.set(FILE, self._text(Path(name).name))
+                self.set(LINE, trace.tb_lineno)
+                self._held = True
+            trace = trace.tb_next
 
     def place(self, frame: FrameType | None) -> tuple[int, int]:
         """Return the innermost file of the user's, as a text, and its line; zeros if none."""

@@ -14,7 +14,7 @@ import torch
 
 from lockstep import kernel, notes
 from lockstep.ending import within_reason
-from lockstep.errors import CollectiveMismatch, CollectiveTimeout, GroupBroken
+from lockstep.errors import CollectiveMismatch, CollectiveTimeout, GroupBroken, cure_of_late
 from lockstep.meeting import Late, Meeting, MessageMeeting
 from lockstep.shared_memory import Segment
 
@@ -201,8 +201,7 @@ class Windows:
         return CollectiveTimeout(
             found,
             needed="every rank of the node takes part",
-            cure="look at what the other ranks print or do (py-spy dump --pid …); a longer "
-            "timeout: init_process_group(…, timeout=timedelta(minutes=…))",
+            cure=cure_of_late(gone=late.gone),
         )
 
     def _different(self, what: str) -> CollectiveMismatch:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mpi4py import MPI
 
 from lockstep import notes
-from lockstep.errors import CollectiveMismatch, CollectiveTimeout, MPIFailure
+from lockstep.errors import CollectiveMismatch, CollectiveTimeout, MPIFailure, cure_of_late
 from lockstep.meeting import Late
 from lockstep.mpi_backend.agreement import Plan
 
@@ -46,8 +46,7 @@ def late_error(
     return CollectiveTimeout(
         found,
         needed="every rank of the group calls this verb",
-        cure="look at what the other ranks print or do (py-spy dump --pid …); "
-        "a longer timeout: init_process_group(…, timeout=timedelta(minutes=…))",
+        cure=cure_of_late(gone=late is not None and late.gone),
     )
 
 

@@ -46,11 +46,12 @@ class Life:
 
     @property
     def gone(self) -> bool:
-        """Whether the process has ended."""
-        if self._handle < 0:
-            return state(self.pid) in ("", "Z", "X")
+        """Whether the process has ended, or is ending: its threads may take a moment longer."""
+        if state(self.pid) in ("", "Z", "X"):
+            return True
         poll = select.poll()
-        poll.register(self._handle, select.POLLIN)
+        if self._handle >= 0:
+            poll.register(self._handle, select.POLLIN)
         return bool(poll.poll(0))
 
     @property

@@ -109,7 +109,7 @@ def _compare(
     others = f"{len(waiting)} {'other waits' if len(waiting) == 1 else 'others wait'} there."
     if not missing:
         since = f"{_ranks(waiting)} in {standing} since {standing.seconds:.0f} s"
-        if len(entered) == len(members):
+        if len(entered) == len(members) and len(present) == len(reports):
             return [f"{since}; all its ranks have entered it: the network, or slow ranks"], waiting
         return [since], []
     lines = [f"{_name(it)} has not entered {standing}{_where(it)}" for it in missing]

@@ -109,6 +109,7 @@ def _note_end(recorder: notes.Recorder, error: BaseException) -> None:
         recorder.set(notes.STATE, notes.EXITED if code else notes.CLOSED)
         return
     if _is_late(error):
+        recorder.hold(error.__traceback__)
         notes.explain()
     recorder.set(notes.STATE, notes.RAISED)
 
