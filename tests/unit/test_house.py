@@ -19,8 +19,8 @@ ROWS = [
     {"errors"},
     {"waiting", "ending", "launcher", "hostfile", "kernel", "pipeline", "notes", "files", "lock"},
     {"world"},
-    {"launch", "mpi_backend", "shared_memory", "meeting", "rendezvous", "devices", "threads", "spawn"}
-    | {"together", "interrupt", "progress", "tuning", "watchdog", "choice", "windows"},
+    {"launch", "mpi_backend", "shared_memory", "meeting", "rendezvous", "devices", "threads"}
+    | {"spawn", "together", "interrupt", "progress", "tuning", "watchdog", "choice", "windows"},
     {"allreduce", "reducers", "session", "spawned"},
     {"checks", "gradients", "replicas", "sgd", "in_step", "flat", "compress", "batchnorm"}
     | {"data", "models", "checkpoint"}
