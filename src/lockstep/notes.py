@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 # Words of the header.
-PID, STATE, BEGUN, BEAT, USED, FILE, LINE, ASKED, TOLD, STACKS, CODE = range(11)
+PID, STATE, BEAT, FILE, LINE, ASKED, TOLD, STACKS, CODE = range(9)
 # Values of STATE: in the session; it ended as it should; it was left by an exception, or an exit.
 RUNNING, CLOSED, RAISED, EXITED = range(4)
 
@@ -36,7 +36,7 @@ _MASK = CALLS - 1
 CHECK = os.environ.get("LOCKSTEP_CHECK", "0") != "0"
 # Pseudo-groups: of point-to-point messages that are waited for, and of training steps.
 MESSAGES, TRAINING = "messages", "training"
-_write_call = struct.Struct("8q").pack_into
+_write_call = struct.Struct("7qd").pack_into
 _write_word = struct.Struct("q").pack_into
 
 # Code that is not the user's: frames of it are passed over.
@@ -95,12 +95,10 @@ class Recorder:
             counter = self._groups[group] = [self._text(group), 0]
         counter[1] += 1
         file, line = self.place(sys._getframe(1))
-        n = next(self._numbers)
-        at = HEADER + (n & _MASK) * CALL
-        limit = int((seconds if seconds < self._longest else self._longest) * 1000.0)
+        at = HEADER + (next(self._numbers) & _MASK) * CALL
+        limit = seconds if seconds < self._longest else self._longest
         now = monotonic_ns()
         _write_call(self._memory, at, counter[1], counter[0], what, file, line, now, 0, limit)
-        _write_word(self._memory, BEGUN * 8, n + 1)
         return at
 
     def leave(self, at: int) -> None:

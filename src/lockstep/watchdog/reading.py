@@ -8,8 +8,8 @@ from typing import Any
 
 from lockstep.notes import CALL, CALLS, HEADER, ROOM, TEXTS
 
-_read_words = struct.Struct("11q").unpack_from
-_read_call = struct.Struct("8q").unpack_from
+_read_words = struct.Struct("9q").unpack_from
+_read_call = struct.Struct("7qd").unpack_from
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,16 @@ def read(memory: Any) -> Notes:
     Args:
         memory: that rank's part.
     """
-    pid, state, begun, beat, _, file, line, asked, _, stacks, code = _read_words(memory, 0)
+    pid, state, beat, file, line, asked, _, stacks, code = _read_words(memory, 0)
     calls = []
-    for n in range(max(0, begun - CALLS), begun):
-        words = _read_call(memory, HEADER + (n % CALLS) * CALL)
+    for n in range(CALLS):
+        words = _read_call(memory, HEADER + n * CALL)
         number, group, what, where, at, entered, left, limit = words
-        verb, _, tensors = _read_text(memory, what).partition("\0")
-        names = _read_text(memory, group), number, verb, tensors, _read_text(memory, where)
-        calls.append(Call(*names, at, entered, left, limit / 1000.0))
+        if entered:
+            verb, _, tensors = _read_text(memory, what).partition("\0")
+            names = _read_text(memory, group), number, verb, tensors, _read_text(memory, where)
+            calls.append(Call(*names, at, entered, left, limit))
+    calls.sort(key=lambda call: call.entered)
     place = _read_text(memory, file)
     return Notes(pid, state, code, beat, place, line, asked, stacks, calls)
 
