@@ -30,11 +30,13 @@ lockstep_ask() {
 lockstep_environment() {
     local site=${LOCKSTEP_SITE:-slurm/site.sh} venv
     set +u # neither modules nor bin/activate are written for it
+    # shellcheck source=/dev/null
     if [ -e "$site" ]; then . "$site"; fi
     venv=${LOCKSTEP_VENV:-.venv}
     case ${LOCKSTEP_VENV:+own}${MPI:-openmpi} in openmpi | own*) ;; *) venv=.venv-$MPI ;; esac
     [ -e "$venv/bin/activate" ] ||
         lockstep_die "no $venv in $PWD" "an environment for MPI=${MPI:-openmpi}" "make setup MPI=${MPI:-openmpi}"
+    # shellcheck source=/dev/null
     . "$venv/bin/activate"
     . src/lockstep/mpi_env.sh
     set -u
@@ -109,6 +111,22 @@ lockstep_nodes_answer() {
         --ntasks-per-node=1 --kill-on-bad-exit=1 true </dev/null
 }
 
+# When each node of the job and its slurmd have started, a line a node; nothing if Slurm cannot say.
+lockstep_nodes_started() {
+    timeout 60 scontrol show node -o "$SLURM_JOB_NODELIST" 2>/dev/null |
+        grep -oE '\b(NodeName|BootTime|SlurmdStartTime)=\S+' | paste -d ' ' - - - || :
+}
+
+# lockstep_lost_node BEFORE: say which node is lost, or was and is back by now; else return 1. BEFORE
+# is how they had started; no clock is compared with another one.
+lockstep_lost_node() {
+    local back
+    if ! lockstep_nodes_answer; then echo "a node of $SLURM_JOB_NODELIST does not answer" && return; fi
+    # Only now: a node that answers has told Slurm of its start.
+    back=$(grep -vxF -- "$1" <<<"$(lockstep_nodes_started)" | sed 's/^NodeName=//; s/ .*//' | paste -sd ' ')
+    [ -n "$1" ] && [ -n "$back" ] && echo "lost, and back since: $back"
+}
+
 # lockstep_requeue WHY: run this job again, from the beginning of its script
 lockstep_requeue() {
     local said
@@ -116,9 +134,15 @@ lockstep_requeue() {
     trap '' TERM # requeue ends this shell
     # Slurm may have noticed the lost node at the same moment, and requeued the job itself.
     said=$(scontrol requeue "$SLURM_JOB_ID" 2>&1) || [[ $said == *pending* ]] ||
-        lockstep_die "Slurm does not requeue job $SLURM_JOB_ID: $said" "a job that may be requeued" \
-            "LOCKSTEP_RUN=$RUN sbatch … goes on where it stopped"
+        lockstep_failed "failed: Slurm does not requeue job $SLURM_JOB_ID: $said" 1
     exit 0
+}
+
+# lockstep_failed WHY RC: the end of this job, and how another one goes on
+lockstep_failed() {
+    lockstep_say "$1"
+    lockstep_say "to go on in the same run directory: LOCKSTEP_RUN=$(printf %q "$RUN") sbatch … as before"
+    exit "$2"
 }
 
 # lockstep_unasked WHY RC: an end that nobody asked for, and that is not the program's own
@@ -127,18 +151,18 @@ lockstep_unasked() {
     local times
     times=$(wc -l <"$RUN/retries")
     if [ "$times" -le "${LOCKSTEP_RETRIES:-3}" ]; then lockstep_requeue "$1 (time $times)"; fi
-    lockstep_say "failed: $1; $RUN/retries lists $times such end(s)"
-    exit 1
+    lockstep_failed "failed: $1; $RUN/retries lists $times such end(s)" 1
 }
 
 # lockstep_job PROGRAM ARGUMENT...: start it on all ranks, wait, and decide what becomes of the job.
 # Only DONE in the run directory proves an end: Open MPI's mpirun returns 0 after a lost node.
 lockstep_job() {
-    local code=0 before pid
+    local code=0 before pid started lost
     if [ -e "$RUN/DONE" ]; then lockstep_say "$RUN is DONE already" && exit 0; fi
     lockstep_say "job $SLURM_JOB_ID, start ${SLURM_RESTART_COUNT:-0}: $lockstep_library by $LOCKSTEP_LAUNCH," \
         "$SLURM_NTASKS ranks on $SLURM_JOB_NODELIST, $OMP_NUM_THREADS thread(s) a rank, in $RUN"
     if [[ $LOCKSTEP_LAUNCH == pmix* ]]; then lockstep_other_step; fi
+    started=$(lockstep_nodes_started)
     lockstep_launch python "$@" </dev/null &
     pid=$!
     while :; do # a signal breaks off a wait; the next one gets the true code
@@ -152,17 +176,17 @@ lockstep_job() {
     if [ -e "$RUN/DONE" ]; then
         lockstep_say "$RUN is DONE, code $code"
     elif [ "$lockstep_stop" = cancel ]; then
-        lockstep_say "cancelled or preempted, code $code"
+        lockstep_failed "cancelled or preempted, code $code" $code
     elif [ $code = 85 ]; then
         lockstep_requeue "stopped${lockstep_stop:+ before the time limit}, code $code"
     elif [ "$lockstep_stop" = limit ]; then
         lockstep_unasked "not stopped as it should before the time limit, code $code" $code
     elif [ $code = 0 ]; then
         lockstep_unasked "code 0 without $RUN/DONE, as after a lost node" $code
-    elif ! lockstep_nodes_answer; then
-        lockstep_unasked "code $code, and a node of $SLURM_JOB_NODELIST does not answer" $code
+    elif lost=$(lockstep_lost_node "$started"); then
+        lockstep_unasked "code $code; $lost" $code
     else
-        lockstep_say "failed, code $code"
+        lockstep_failed "failed, code $code" $code
     fi
     exit $code
 }

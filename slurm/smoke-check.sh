@@ -11,6 +11,7 @@ command -v sbatch >/dev/null || {
 }
 site=${LOCKSTEP_SITE:-slurm/site.sh}
 set +u # modules are not written for it
+# shellcheck source=/dev/null
 if [ -e "$site" ]; then . "$site"; fi
 set -u
 trap 'scancel "${jobs[@]}" 2>/dev/null || :' INT TERM

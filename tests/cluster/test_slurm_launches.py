@@ -41,6 +41,7 @@ def test_a_broken_world(slurm: Slurm, mpi: str, way: str, tmp_path: Path) -> Non
     assert "LaunchError: broken launch: srun announced 2 ranks" in text, str(job)
     assert f"with --mpi={way} {NAMES[mpi]} leaves each rank alone" in text, str(job)
     assert f"needed: srun --mpi={NEEDED[mpi]} for {NAMES[mpi]}" in text, str(job)
+    assert f": LOCKSTEP_RUN={job.run} sbatch " in text, str(job)
     assert not (job.run / "DONE").exists()
     assert job.shown()["Restarts"] == "0", str(job)
 

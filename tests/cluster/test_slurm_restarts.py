@@ -16,7 +16,7 @@ TINY = ("--data=synthetic", "--width=4", "--batch-size=8", "--deterministic", "-
 LIMIT = 240.0
 # The node that runs the batch script, or the other one; how it is launched; what the log says then.
 LOST = [
-    (1, "", r"code \d+, and a node of .* does not answer \(time 1\); requeued"),
+    (1, "", r"code \d+; a node of .* does not answer \(time 1\); requeued"),
     (1, "mpirun", r"code 0 without .*/DONE, as after a lost node \(time 1\); requeued"),
     (0, "", ""),  # the script itself is gone: Slurm requeues
 ]
@@ -96,6 +96,21 @@ def test_a_lost_node(slurm: Slurm, place: int, way: str, said: str, tmp_path: Pa
     assert re.search(r"resume: from .*step-\d+", job.text()), str(job)
 
 
+def test_a_lost_node_that_is_back_at_once(slurm: Slurm, tmp_path: Path) -> None:
+    """It answers again by the time the script asks; that it was gone is what Slurm tells of it."""
+    job = start(slurm, tmp_path, 300, "--save-steps=20")
+    wait_for_step(job, 30)
+    nodes = slurm.call("scontrol", "show", "hostnames", job.shown()["NodeList"]).split()
+    try:
+        lab("kill-node", nodes[1])
+    finally:
+        lab("up")
+    job.must_be_done(LIMIT)
+    assert re.search(rf"code \d+; lost, and back since: {nodes[1]} \(", job.text()), str(job)
+    assert int(job.shown()["Restarts"]) == 1, str(job)
+    assert re.search(r"resume: from .*step-\d+", job.text()), str(job)
+
+
 def test_a_node_lost_once_too_often(slurm: Slurm, tmp_path: Path) -> None:
     """After so many requeues the job fails; that mpirun returns 0 makes no success of it."""
     job = start(slurm, tmp_path, 100_000, LOCKSTEP_LAUNCH="mpirun", LOCKSTEP_RETRIES="0")
@@ -107,6 +122,7 @@ def test_a_node_lost_once_too_often(slurm: Slurm, tmp_path: Path) -> None:
     finally:
         lab("up")
     assert "failed: code 0 without " in job.text(), str(job)
+    assert f": LOCKSTEP_RUN={job.run} sbatch " in job.text(), str(job)
 
 
 @pytest.mark.parametrize("way", ["", "mpirun"], ids=["srun", "mpirun"])
