@@ -22,6 +22,8 @@ BASE   := .venv/.lockstep-base
 VENV   := $(if $(filter openmpi,$(MPI)),.venv,.venv-$(MPI))
 READY  := $(VENV)/.lockstep-$(MPI)
 IN     := . $(VENV)/bin/activate &&
+# by its path: on other hosts PATH may be another
+PY     := "$$(command -v python)"
 LAUNCH  = timeout --foreground -k 10 $(TIMEOUT) $(MPIRUN) $(MPIFLAGS)
 # timeout's own code is 124
 LATE    = || { rc=$$?; [ $$rc != 124 ] || echo "lockstep: ended after TIMEOUT=$(TIMEOUT) seconds" >&2; exit $$rc; }
@@ -42,8 +44,8 @@ setup: $(READY) ## make .venv and install everything, the MPI too
 	@:
 
 run: setup ## pass tensors between NP ranks, then train on NP ranks in step
-	@$(IN) $(LAUNCH) -n $(NP) python jobs/ptdist.py $(ARGS) $(LATE)
-	@$(IN) $(LAUNCH) -n $(NP) python jobs/sync_sgd.py --data sample --fast --verify 5 $(LATE)
+	@$(IN) $(LAUNCH) -n $(NP) $(PY) jobs/ptdist.py $(ARGS) $(LATE)
+	@$(IN) $(LAUNCH) -n $(NP) $(PY) jobs/sync_sgd.py --data sample --fast --verify 5 $(LATE)
 
 test: setup ## all tests: Open MPI in full, MPICH and Intel MPI at 3 ranks
 	@for mpi in mpich impi; do \
@@ -55,7 +57,7 @@ test-unit: setup ## the tests that need one process
 	@$(IN) python -m pytest tests/unit $(ARGS)
 
 test-mpi: setup ## the tests of tests/mpi on NP ranks
-	@$(IN) $(LAUNCH) -n $(NP) python -m pytest tests/mpi $(ARGS) $(LATE)
+	@$(IN) $(LAUNCH) -n $(NP) $(PY) -m pytest tests/mpi $(ARGS) $(LATE)
 
 test-hosts: setup ## the tests on 4 hosts, made on this machine out of namespaces (root, Debian)
 	@$(IN) python -m pytest tests/cluster/test_hosts*.py $(ARGS)
@@ -71,38 +73,38 @@ conformance: TIMEOUT = 1800
 conformance: JSON = build/conformance-$(MPI)
 conformance: setup ## torch's own test suite over the backend, as a table beside gloo's
 	@mkdir -p build && rm -f $(JSON)-*.json
-	@$(IN) $(LAUNCH) -n 4 python tests/conformance/run.py --backend gloo-name --json $(JSON)-gloo-name.json || true
-	@$(IN) $(LAUNCH) -n 3 python tests/conformance/run.py --backend mpi --json $(JSON)-mpi.json || true
+	@$(IN) $(LAUNCH) -n 4 $(PY) tests/conformance/run.py --backend gloo-name --json $(JSON)-gloo-name.json || true
+	@$(IN) $(LAUNCH) -n 3 $(PY) tests/conformance/run.py --backend mpi --json $(JSON)-mpi.json || true
 	@$(IN) python tests/conformance/table.py $(JSON)-gloo-name.json $(JSON)-mpi.json
 
 # With a HOSTFILE as many ranks as it has slots, unless NP is given.
 smoke: TIMEOUT = 90
 smoke: setup ## check NP ranks here, or with HOSTFILE=F a cluster: launch, files, CPUs, network, torch
 ifeq ($(HOSTFILE),)
-	@$(IN) $(LAUNCH) -n $(NP) python jobs/smoke.py $(ARGS) $(LATE)
+	@$(IN) $(LAUNCH) -n $(NP) $(PY) jobs/smoke.py $(ARGS) $(LATE)
 else
 	@$(IN) python -m lockstep hosts "$(HOSTFILE)" --mpi $(subst system,auto,$(subst impi,intel,$(MPI)))
 	@$(IN) np=$$(python -m lockstep.smoke.slots "$(HOSTFILE)") && \
 	case $$($(MPIRUN) --version 2>&1) in *"Open MPI"* | *OpenRTE*) flag=--hostfile ;; \
 	*Intel*) flag=-machinefile ;; *) flag=-f ;; esac && \
 	$(LAUNCH) $$flag "$(HOSTFILE)" -n $(if $(filter file,$(origin NP)),$$np,$(NP)) \
-	    python jobs/smoke.py --hostfile "$(HOSTFILE)" $(ARGS) $(LATE)
+	    $(PY) jobs/smoke.py --hostfile "$(HOSTFILE)" $(ARGS) $(LATE)
 endif
 
 bench: NP = 2
 bench: TIMEOUT = 900
 bench: setup ## all-reduces by size: each algorithm and backend, plain MPI, memcpy
-	@$(IN) $(LAUNCH) -n $(NP) python jobs/bench_allreduce.py $(ARGS) $(LATE)
+	@$(IN) $(LAUNCH) -n $(NP) $(PY) jobs/bench_allreduce.py $(ARGS) $(LATE)
 
 bench-report: OUT := build/bench-$(shell date +%Y%m%d-%H%M%S)
 bench-report: TIMEOUT = 1800
 bench-report: setup ## the tables of bench/README.md, measured here: 15 minutes, and nothing beside
 	@mkdir -p $(OUT)
 	@$(IN) set -e; for n in 2 4; do \
-	    $(LAUNCH) -n $$n python jobs/bench_allreduce.py --seconds 300 --run $(OUT)/allreduce-$$n; \
-	    $(LAUNCH) -n $$n python -m lockstep.bench.mnist --json $(OUT)/mnist-$$n.json; \
+	    $(LAUNCH) -n $$n $(PY) jobs/bench_allreduce.py --seconds 300 --run $(OUT)/allreduce-$$n; \
+	    $(LAUNCH) -n $$n $(PY) -m lockstep.bench.mnist --json $(OUT)/mnist-$$n.json; \
 	done
-	@$(IN) $(LAUNCH) -n 2 python jobs/bench_allreduce.py --mode p2p --seconds 60 --run $(OUT)/p2p
+	@$(IN) $(LAUNCH) -n 2 $(PY) jobs/bench_allreduce.py --mode p2p --seconds 60 --run $(OUT)/p2p
 	@$(IN) python -m lockstep.bench.markdown $(OUT)/*/bench.json $(OUT)/*.json
 
 CODE = src jobs tests

@@ -120,6 +120,13 @@ def interface_setting(kind: Family, environ: Mapping[str, str] = os.environ) -> 
     return "", ""
 
 
+def carries_path(kind: Family, environ: Mapping[str, str] = os.environ) -> bool:
+    """Say whether a launcher gives the ranks on other hosts the PATH of this one. Local."""
+    if kind == "openmpi":
+        return "PATH" in environ.get("OMPI_MCA_mca_base_env_list", "").split(";")
+    return kind in ("mpich", "intel")
+
+
 def without_launch(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return an environment for a launcher of our own, without what another one has left. Local.
 

@@ -51,6 +51,12 @@ _lockstep_set() {
         _lockstep_default OMPI_MCA_rmaps_base_oversubscribe 1
     fi
 
+    # Open MPI carries no PATH to the other hosts of a hostfile: a bare `python` would be another
+    # there. Only Open MPI 5 (it has prterun): with this list set, version 4 refuses every -x.
+    if command -v prterun >/dev/null 2>&1; then
+        _lockstep_default OMPI_MCA_mca_base_env_list PATH
+    fi
+
     # Intel MPI's wheel has no vars.sh to set these.
     if [ -x "${VIRTUAL_ENV-}/bin/impi_info" ]; then
         _lockstep_default I_MPI_ROOT "$VIRTUAL_ENV"

@@ -54,9 +54,21 @@ def test_whole_hosts(hosts: Hosts, mpi: Launcher, tmp_path: Path) -> None:
     for name in hosts.names:
         line = next(line for line in outcome.text.splitlines() if line.startswith(name))
         assert line.split()[1:] == ["ok"] * 10, outcome
-    assert "ok: 4 host(s) fit together" in outcome.text, outcome
+    assert "ok: 4 hosts fit together" in outcome.text, outcome
     assert hosts.leftovers() == []
     assert list(hosts.shared.iterdir()) == []
+
+
+def test_another_python_is_told(hosts: Hosts, mpi: Launcher, tmp_path: Path) -> None:
+    """A warning where a bare `python` is another on other hosts, and mpirun takes no PATH along."""
+    file = hosts.hostfile("openmpi", hosts.names[:2])
+    command = [mpi.python, "-m", "lockstep", "hosts", file, "--shared", hosts.shared]
+    for listed in ("PATH", ""):
+        env = mpi.environment(OMPI_MCA_mca_base_env_list=listed)
+        outcome = hosts.start(command, tmp_path, env=env, name=f"out{listed}").finish(LIMIT)
+        assert outcome.code == 0, outcome
+        text = f"{hosts.names[1]}: warning: python: mpirun takes no PATH along"
+        assert (text in outcome.text) == (listed == ""), outcome
 
 
 # Faults that are made together: fault, on which host (counted from 0), its argument, which check

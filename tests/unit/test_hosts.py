@@ -29,6 +29,7 @@ def answer(name: str, **changes: Any) -> Answer:
         "own": ADDRESSES[name],
         "host": name,
         "python": "3.11.7",
+        "bare": "/env/bin/python",
         "packages": dict.fromkeys(PLAN.packages, "1"),
         "mpi": ["Open MPI 5", "/env/lib/libmpi.so"],
         "launcher": ["mpirun 5"],
@@ -87,6 +88,16 @@ def test_no_fault() -> None:
 def test_the_odd_one_is_named(host: str, changes: dict[str, Any], check: str) -> None:
     """Also where it is the machine that asks: the others are more."""
     assert everything(case(**{host: changes})) == [(host, check, "failed")]
+
+
+def test_a_bare_python() -> None:
+    """Another one elsewhere, or none, is told, unless the launcher takes PATH along."""
+    it = case(b={"bare": "/usr/bin/python"}, c={"bare": ""})
+    assert [(one.host, one.verdict) for one in software.bare(it, carried=False)] == [
+        ("b", "warning"),
+        ("c", "warning"),
+    ]
+    assert software.bare(it, carried=True) == software.bare(case(), carried=False) == []
 
 
 @pytest.mark.parametrize("host", "abc")

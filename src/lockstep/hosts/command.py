@@ -18,7 +18,7 @@ from lockstep.hosts import judge, network, probe, software
 from lockstep.hosts.judge import CHECKS, Case, Finding
 from lockstep.hosts.show import Report, as_json, show
 from lockstep.hosts.survey import Plan, survey
-from lockstep.launcher import Family, family
+from lockstep.launcher import Family, carries_path, family
 
 _FAMILIES: tuple[Family, ...] = ("openmpi", "mpich", "intel")
 _ABOUT = """\
@@ -83,8 +83,12 @@ def check(
     launcher = _launcher(python, kind) if launcher is None else launcher
     plan = _plan(names, python, launcher, shared)
     case = Case(plan, survey(plan))
-    found = _findings(case, kind, "failed" if shared else "warning")
-    title = f"{len(names)} host(s) of {path or 'the Slurm job'}, asked from {socket.gethostname()}"
+    # in a Slurm job mpirun starts by srun, which takes everything along
+    carried = path is None or kind == "other" or carries_path(kind)
+    found = _findings(case, kind, "failed" if shared else "warning", carried)
+    count = f"{len(names)} host{'s' * (len(names) != 1)}"
+    asked = f"asked from {socket.gethostname()}, interpreter {python}"
+    title = f"{count} of {path or 'the Slurm job'}, {asked}"
     return Report(title, case, found, time.monotonic() - start)
 
 
@@ -101,7 +105,7 @@ def _plan(names: tuple[str, ...], python: str, launcher: str, shared: Path | Non
     )
 
 
-def _findings(case: Case, kind: Family, severity: str) -> list[Finding]:
+def _findings(case: Case, kind: Family, severity: str, carried: bool) -> list[Finding]:
     """Return all faults, in the order of the hosts and of the checks, none twice."""
     found = [
         *judge.names(case),
@@ -110,6 +114,7 @@ def _findings(case: Case, kind: Family, severity: str) -> list[Finding]:
         *network.back(case),
         *judge.user(case),
         *software.interpreter(case),
+        *software.bare(case, carried),
         *software.packages(case),
         *software.mpi(case),
         *software.checkout(case),

@@ -14,6 +14,7 @@ import hashlib
 import ipaddress
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -85,6 +86,7 @@ def facts(ask: dict[str, Any]) -> dict[str, Any]:
         "checkout": (lambda: checkout(ask["checkout"]), FILES + 7),
         "packages": (lambda: packages(ask["packages"]), FILES),
         "mpi": (lambda: run([sys.executable, "-c", MPI_VERSION]), PROGRAM + 1),
+        "bare": (lambda: shutil.which("python") or "", FILES),
         "own": (lambda: resolve(socket.gethostname()), NAMES),
     }
     if ask["launcher"]:

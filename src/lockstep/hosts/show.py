@@ -85,8 +85,9 @@ def lines(report: Report) -> list[str]:
         said += [f"  to do:  {_clean(line)}" for line in it.cure.splitlines()]
     where = list(dict.fromkeys(it.host for it in report.findings))
     count = len([it for it in report.case.answers if it.listed])
+    hosts = f"{count} host{'s fit together' if count != 1 else ' is well'}"
     if not where:
-        said.append(f"ok: {count} host(s) fit together, {report.seconds:.1f} s")
+        said.append(f"ok: {hosts}, {report.seconds:.1f} s")
     else:
         said.append(f"{report.verdict}: see {', '.join(where)}; {report.seconds:.1f} s")
     return said

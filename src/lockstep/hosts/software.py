@@ -24,6 +24,20 @@ def interpreter(case: Case) -> list[Finding]:
     return found
 
 
+def bare(case: Case, carried: bool) -> list[Finding]:
+    """The word `python` means the same as here, where the launcher does not carry PATH. Local."""
+    here, found = str(case.here.facts.get("bare") or ""), list[Finding]()
+    if carried or not here or error_of(here):
+        return found
+    for it in case.heard:
+        there = it.facts["bare"]
+        if it.listed and there != here and not error_of(there):
+            what = f"mpirun takes no PATH along: `python` is {there or 'not there'} on {it.name}, "
+            cure = f"mpirun -x PATH (Open MPI), or {shlex.quote(case.plan.python)} in its place"
+            found.append(Finding(it.name, "python", "warning", f"{what}{here} here", cure))
+    return found
+
+
 def packages(case: Case) -> list[Finding]:
     """The packages that ranks compute and talk with have one version each. Local."""
     found = []
