@@ -20,7 +20,7 @@ from lockstep.bench import collective, point_to_point
 from lockstep.bench.contenders import contenders, open_groups
 from lockstep.bench.measure import surroundings
 from lockstep.bench.output import show, write
-from lockstep.metrics import RunDirectory
+from lockstep.metrics import RunDirectory, done_already
 from lockstep.settings import Checked, flag, parse
 from lockstep.together import on_root
 
@@ -53,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("found 1 rank; needed: 2 or more; to do: mpirun -np 2 python …\n")
         return 2
     with lockstep.session(backend="mpi", timeout=settings.timeout) as world:
+        if done_already(world, settings.run):
+            return 0
         root = world.rank == 0
         name, exact = f"bench_{settings.mode}", settings.run
         run = RunDirectory(world, settings.run_dir, name, settings, {}, exact=exact)

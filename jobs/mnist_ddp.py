@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import lockstep
 from lockstep.data import Images, batches, load
 from lockstep.journal import Journal
+from lockstep.metrics import done_already
 from lockstep.models import ConvNet
 from lockstep.proof import communication_share, joint_loss, proofs
 from lockstep.settings import Classic, parse
@@ -35,6 +36,8 @@ class Settings(Classic):
 def main(argv: Sequence[str] | None = None) -> int:
     settings = parse(Settings, argv, __doc__)
     with settings.session() as world:
+        if done_already(world, settings.run):
+            return 0
         device = settings.choose_device(world)
         torch.manual_seed(settings.seed)
         model, layout, facts = lay_out(ConvNet(), settings, device)

@@ -3,10 +3,9 @@
     mpirun -np 2 python jobs/resnet_ddp.py --data sample --width 4 --epochs 3
     srun python jobs/resnet_ddp.py --data imagefolder --data-dir /shared/cifar10 --run runs/7
 
-Each rank takes its own part of every batch; gradients are averaged by torch's DDP, or by the
-all-reduce that lockstep writes out (--sync allreduce). With --run DIR, the same command again goes
-on from the newest checkpoint there. USR1, USR2, TERM, or a file DIR/STOP: all ranks end the step,
-save, and leave with code 85.
+Each rank takes its part of every batch; gradients are averaged by torch's DDP, or by an all-reduce
+that is written out (--sync allreduce). With --run DIR, the same command goes on from the newest
+checkpoint there. USR1, USR2, TERM, or a file DIR/STOP: all ranks save after the step and leave, 85.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from lockstep.data import ImageSet, batches, load_pictures
 from lockstep.data.augment import crop_and_flip
 from lockstep.interrupt import LEFT_EARLY, Interrupts
 from lockstep.logbook import Logbook
+from lockstep.metrics import done_already
 from lockstep.models import ResNet
 from lockstep.schedules import schedule
 from lockstep.settings import Cluster, Numerics, Optimization, Pictures, Saving, flag, parse
@@ -41,6 +41,8 @@ class Settings(Cluster, Saving, Numerics, Optimization, Pictures):
 def main(argv: Sequence[str] | None = None) -> int:
     settings = parse(Settings, argv, __doc__)
     with settings.session() as world:
+        if done_already(world, settings.run, longer="give more --epochs"):
+            return 0
         settings.make_deterministic()
         device = settings.choose_device(world)
         run = settings.run_directory(world, "resnet_ddp")

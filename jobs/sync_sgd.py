@@ -25,6 +25,7 @@ from lockstep import compress
 from lockstep.allreduce import NAMES
 from lockstep.data import Images, batches, load, steps
 from lockstep.journal import Journal
+from lockstep.metrics import done_already
 from lockstep.models import ConvNet
 from lockstep.proof import proofs
 from lockstep.settings import Classic, flag, parse
@@ -53,6 +54,8 @@ class Settings(Classic):
 def main(argv: Sequence[str] | None = None) -> int:
     settings = parse(Settings, argv, __doc__, lambda s: FAST[s.data] if s.fast else {})
     with settings.session() as world:
+        if done_already(world, settings.run):
+            return 0
         device = settings.choose_device(world)
         torch.manual_seed(settings.seed)
         model, layout, facts = lay_out(ConvNet(), settings, device)

@@ -121,8 +121,9 @@ def test_longer_with_other_numbers(tmp_path: Path) -> None:
     flags = [*COMMON, "--batch-size", 75, "--run", tmp_path / "run", "--schedule", "none"]
     good(run(2, tmp_path, *flags, "--max-steps", 5), tmp_path / "run")
     outcome = run(2, tmp_path, *flags, "--max-steps", 9)
-    assert outcome.code not in (0, LEFT_EARLY), outcome
-    assert "DONE" in outcome.text
+    assert outcome.code == 0, outcome
+    assert f"The run in {tmp_path / 'run'} is DONE. To" in outcome.text, outcome
+    assert "step 9" not in outcome.text, outcome
     (tmp_path / "run" / "DONE").unlink()
     outcome = good(run(2, tmp_path, *flags, "--max-steps", 9, "--lr", 0.5), tmp_path / "run")
     assert "lr 0.01 -> 0.5" in outcome.text

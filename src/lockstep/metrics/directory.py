@@ -216,6 +216,27 @@ class RunDirectory:
                 draw(rows, file, steps)
 
 
+def done_already(world: World, exact: Path | None, longer: str = "") -> bool:
+    """Say whether the run that was named has come to its end; if so the root prints what to do.
+
+    Collective. A job asks it before anything else, and returns 0: what it was to do is done.
+
+    Args:
+        world: the ranks.
+        exact: the directory that was named; None if none was.
+        longer: how to go on with the run all the same, if it can be done.
+
+    Raises:
+        StorageError: on all ranks: the root may not look there.
+    """
+    if exact is None or not RunDirectory.is_done(world, exact):
+        return False
+    if world.rank == 0:
+        more = f"To train longer, remove {exact / DONE} and {longer}. " if longer else ""
+        print(f"The run in {exact} is DONE. {more}For a new run, name another --run.", flush=True)
+    return True
+
+
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
