@@ -36,6 +36,11 @@ def _rebuild(kind: type[LockstepError], found: str, needed: str, cure: str) -> L
     return kind(found, needed=needed, cure=cure)
 
 
+def counted(number: int, what: str) -> str:
+    """Return "1 rank" or "2 ranks" for 1 or 2 of "rank". Local."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 class LaunchError(LockstepError):
     """The processes were not started as one world, or the MPI library cannot start."""
 

@@ -135,6 +135,12 @@ def without_launch(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not name.startswith(_LEFT)}
 
 
+def short_version(library_version: str) -> str:
+    """Return name and version out of a text of ``MPI.Get_library_version()``. Local."""
+    first = library_version.strip("\0 \n").partition("\n")[0].partition(",")[0]
+    return " ".join(first.strip("\0 ").split())
+
+
 def family(library_version: str) -> Family:
     """Return which MPI a text of ``MPI.Get_library_version()`` belongs to. Local.
 

@@ -16,7 +16,7 @@ from lockstep import tuning
 from lockstep.allreduce import NAMES
 from lockstep.devices import device
 from lockstep.ending import LONGEST
-from lockstep.errors import CollectiveTimeout, LaunchError, SettingsError
+from lockstep.errors import CollectiveTimeout, LaunchError, SettingsError, counted
 from lockstep.launch import die_together
 from lockstep.rendezvous import Place, choose_interface, meet, parse
 from lockstep.rendezvous.agree import STEP, Trouble, combine, gather, limited
@@ -158,8 +158,9 @@ def _open(
         dist.init_process_group("mpi", timeout=plan.verbs)
     if world.rank == 0 and not quiet:
         sys.stderr.write(
-            f"lockstep: backend {plan.backend}, rendezvous {where}, {world.size} rank(s) on "
-            f"{world.nodes} node(s), {count} thread(s) a rank, {chosen}{tuned and f'; {tuned}'}\n"
+            f"lockstep: backend {plan.backend}, rendezvous {where}, "
+            f"{counted(world.size, 'rank')} on {counted(world.nodes, 'node')}, "
+            f"{counted(count, 'thread')} a rank, {chosen}{tuned and f'; {tuned}'}\n"
         )
         sys.stderr.flush()
     return store

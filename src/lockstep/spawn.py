@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import launcher
-from lockstep.errors import LaunchError, SpawnError, SpawnTimeout
+from lockstep.errors import LaunchError, SpawnError, SpawnTimeout, counted
 from lockstep.world import current
 
 _MPI_ENV = Path(__file__).with_name("mpi_env.sh")
@@ -91,7 +91,7 @@ def _refuse_inside_a_job() -> None:
         return
     ranks = world.size if world is not None else launch.size
     raise LaunchError(
-        f"spawn was called inside of an MPI job of {ranks} rank(s) ({launch.source})",
+        f"spawn was called inside of an MPI job of {counted(ranks, 'rank')} ({launch.source})",
         needed="a process that no mpirun or srun has started",
         cure="call the function itself: the ranks are there already",
     )

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from lockstep.errors import SettingsError
+from lockstep.errors import SettingsError, counted
 from lockstep.files import failure, write_text
 from lockstep.rendezvous.agree import from_root
 from lockstep.world import World
@@ -126,7 +126,8 @@ def load(world: World, known: Collection[str]) -> str:
     if any((key.ranks, key.nodes) == (world.size, world.nodes) for key in _table):
         return f"all-reduces chosen by {path_read}"
     return (
-        f"{path_read} was not measured on {world.size} ranks and {world.nodes} node(s): "
+        f"{path_read} was not measured on {counted(world.size, 'rank')} and "
+        f"{counted(world.nodes, 'node')}: "
         "all-reduces chosen by the built-in table"
     )
 

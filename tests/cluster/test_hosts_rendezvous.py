@@ -51,7 +51,7 @@ def test_a_job_over_three_hosts(hosts: Hosts, mpi: Launcher, tmp_path: Path) -> 
     outcome = start(hosts, mpi, tmp_path, *job, count=3).finish(LIMIT)
     assert outcome.code == 0, outcome
     assert "divergence between ranks 0.0" in outcome.text, outcome
-    assert "3 rank(s) on 3 node(s)" in outcome.text, outcome
+    assert "3 ranks on 3 nodes" in outcome.text, outcome
     assert left(hosts) == ["runs"]
     assert hosts.leftovers() == []
 

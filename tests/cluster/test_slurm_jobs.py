@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from launching import ROOT
+from lockstep.errors import counted
 from slurm_cluster import LAB, Slurm
 
 # MPI, way that is asked for ("" is for none), way that is taken.
@@ -55,7 +56,7 @@ def test_scaling(slurm: Slurm, tmp_path: Path) -> None:
             run=whole.run.parent / f"scaling-{name}",
         )
         job.must_be_done(LIMIT)
-        assert f"{nodes} rank(s) on {nodes} node(s)" in job.text(), str(job)
+        assert f"{counted(nodes, 'rank')} on {counted(nodes, 'node')}" in job.text(), str(job)
 
 
 def test_threads_and_cores(slurm: Slurm, tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_threads_and_cores(slurm: Slurm, tmp_path: Path) -> None:
     form = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2")
     job = slurm.submit("ptdist", "--largest=4", directory=tmp_path, options=form)
     job.must_be_done(LIMIT)
-    assert "2 rank(s) on 2 node(s), 2 thread(s) a rank" in job.text(), str(job)
+    assert "2 ranks on 2 nodes, 2 threads a rank" in job.text(), str(job)
 
 
 def test_a_run_directory_of_another_job(slurm: Slurm, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_a_whole_world(slurm: Slurm, mpi: str, way: str, tmp_path: Path) -> None
     job = start(slurm, mpi, way, tmp_path)
     job.must_be_done(LIMIT)
     assert f"by {way or NEEDED[mpi]}, 2 ranks on " in job.text(), str(job)
-    assert "2 ranks on 2 node(s)" in job.text(), str(job)
+    assert "2 ranks on 2 nodes" in job.text(), str(job)
     hosts = set(re.findall(r"rank \d of 2 on (n\d): ring", job.text()))
     assert len(hosts) == 2, str(job)
 

@@ -74,7 +74,7 @@ class Runner:
             "ranks": self.comm.size,
             "torch": torch.__version__,
             "python": platform.python_version(),
-            "mpi": MPI.Get_library_version().split(",")[0].strip(),
+            "mpi": MPI.Get_library_version().partition(",")[0].partition("\n")[0].strip("\0 "),
         }
         path = options.json if self.comm.rank == 0 else None
         report = Report(meta, path)

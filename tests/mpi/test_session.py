@@ -16,7 +16,13 @@ from mpi4py import MPI
 
 import lockstep
 from lockstep import World, rendezvous
-from lockstep.errors import CollectiveTimeout, DeviceError, LaunchError, RendezvousError
+from lockstep.errors import (
+    CollectiveTimeout,
+    DeviceError,
+    LaunchError,
+    RendezvousError,
+    counted,
+)
 from lockstep.rendezvous import directory, file, locks
 
 LIMIT = timedelta(seconds=30)
@@ -60,7 +66,8 @@ def test_the_root_says_what_was_opened(capfd: pytest.CaptureFixture[str]) -> Non
     with lockstep.session(backend="gloo", timeout=LIMIT) as world:
         pass
     text = capfd.readouterr().err
-    wanted = f"{world.size} rank(s) on 1 node(s), {torch.get_num_threads()} thread(s) a rank, cpu\n"
+    ranks = counted(world.size, "rank")
+    wanted = f"{ranks} on 1 node, {counted(torch.get_num_threads(), 'thread')} a rank, cpu\n"
     lines = [line for line in text.splitlines() if line.startswith("lockstep: ")]
     assert len(lines) == (world.rank == 0)
     assert (wanted in text) == (world.rank == 0)

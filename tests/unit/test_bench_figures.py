@@ -15,7 +15,7 @@ from lockstep.bench import markdown
 from lockstep.bench.bandwidth import algorithm_bandwidth, bus_bandwidth
 from lockstep.bench.collective import Row, sizes
 from lockstep.bench.output import read, show, write
-from lockstep.bench.tune import pick
+from lockstep.bench.tune import Found, pick, unsteady
 
 ROW = Row(
     what="all_reduce",
@@ -110,3 +110,13 @@ def test_tune_keeps_the_built_in_choice_unless_it_is_worth_it() -> None:
     assert (found.chosen, found.before, found.after) == ("ring", 1.0, 0.8)
     # The built-in one cannot be had here.
     assert pick([row("ring", 2.0, 2.1)], "shared", "float32").chosen == "ring"
+
+
+def test_tune_tells_that_times_vary() -> None:
+    """Where the quartiles are far apart at more than a quarter of the lengths."""
+    still = Found("float32", 4, "ring", "ring", 1.0, 1.0, 0.1)
+    wild = replace(still, spread=0.9)
+    assert unsteady([]) == unsteady([still] * 3 + [wild]) == ""
+    assert unsteady([still, wild]).startswith("at 1 of 2 lengths and dtypes the quartiles are more")
+    far = pick([replace(ROW, median=1.0, low=0.5, high=1.5)], ROW.algorithm, "float32")
+    assert far.spread == 1.0

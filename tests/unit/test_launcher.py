@@ -186,3 +186,20 @@ def test_an_unknown_mpi_is_judged_by_its_size_only() -> None:
     assert launcher.refuse_before_start(launch, "something new") is None
     assert launcher.refuse_after_start(launch, "something new", 1) is not None
     assert launcher.refuse_after_start(launch, "something new", 4) is None
+
+
+def test_short_version() -> None:
+    """Name and version, in a line without a comma."""
+    assert launcher.short_version(OPENMPI) == "Open MPI v5.0.11"
+    assert launcher.short_version(f"{MPICH}\0") == "MPICH Version: 5.0.2"
+    assert launcher.short_version(INTEL) == "Intel(R) MPI Library 2021.18 for Linux* OS"
+
+
+def test_who_takes_path_along() -> None:
+    """Hydra always, Open MPI when told."""
+    name = "OMPI_MCA_mca_base_env_list"
+    assert launcher.carries_path("mpich", {})
+    assert launcher.carries_path("intel", {})
+    assert not launcher.carries_path("openmpi", {})
+    assert not launcher.carries_path("openmpi", {name: "MY_PATH"})
+    assert launcher.carries_path("openmpi", {name: "FOO;PATH"})

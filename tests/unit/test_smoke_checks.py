@@ -8,6 +8,7 @@ import re
 import subprocess
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 from xml.etree import ElementTree
@@ -17,7 +18,18 @@ import pytest
 from lockstep import launcher
 from lockstep.errors import LockstepError
 from lockstep.rendezvous.locks import Race
-from lockstep.smoke import cpus, files, gpus, launch, links, memory, page, pictures, processes
+from lockstep.smoke import (
+    cpus,
+    files,
+    gpus,
+    launch,
+    links,
+    memory,
+    page,
+    pictures,
+    processes,
+    speed,
+)
 from lockstep.smoke import network as net
 from lockstep.smoke import shared_path as shared
 from lockstep.smoke.check import Check, Finding, Lab, Options, Who
@@ -235,6 +247,23 @@ def test_cores() -> None:
     assert threads.faults[0].cure == "export OMP_NUM_THREADS=1"
     fair = judge({0: _core(0, 1, threads=None), 1: _core(0, 1, threads=None)}, lab)
     assert fair.verdict == "ok"
+
+
+def test_a_slow_all_reduce_is_not_the_networks_fault_without_cores() -> None:
+    """The network is blamed only where every rank has a core."""
+    slow, fast = [0.1] * len(speed.SIZES), [0.01] * len(speed.SIZES)
+    times = {0: speed.Facts({"mpi": slow, "gloo": fast}, fast)}
+    judge = speed.Speed().judge
+    for ranks, blamed in (
+        ({0: _core(0, 1), 1: _core(0, 1), 2: _core(0), 3: _core(1)}, "slow network"),
+        (dict.fromkeys(range(4), _core(0)), "node1: 2 ranks on 1 core"),
+        (dict.fromkeys(range(4), replace(_core(0, 1), got=0.5)), "a rank had 50% of a core"),
+    ):
+        lab = lab_of(2, 2)
+        cpus.Cpus().judge(ranks, lab)
+        said = texts(judge(times, lab))
+        assert blamed in said
+        assert ("network" in said) == ("network" in blamed)
 
 
 def test_slow_ranks_and_nodes() -> None:

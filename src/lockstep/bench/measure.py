@@ -14,6 +14,7 @@ import torch
 
 from lockstep import kernel
 from lockstep.errors import CollectiveTimeout
+from lockstep.launcher import short_version
 from lockstep.waiting import wait_until
 from lockstep.world import World
 
@@ -146,7 +147,7 @@ def surroundings(world: World) -> dict[str, object]:
 
     return {
         "torch": torch.__version__,
-        "mpi": " ".join(MPI.Get_library_version().split()[:3]).strip("\0"),
+        "mpi": short_version(MPI.Get_library_version()),
         "python": platform.python_version(),
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),

@@ -27,6 +27,7 @@ from lockstep.allreduce import ALGORITHMS
 from lockstep.bench.measure import Sample, compare, surroundings
 from lockstep.data import Images, batches, load
 from lockstep.data.digits import DEVIATION, MEAN
+from lockstep.errors import counted
 from lockstep.models import ConvNet
 from lockstep.sgd import SynchronousSGD
 from lockstep.world import World
@@ -194,7 +195,8 @@ def _print(
     world: World, samples: dict[str, Sample], waited: dict[str, float], batch_size: int
 ) -> None:
     """Print a table; the share of communication is what a step takes more than without any."""
-    print(f"MNIST ConvNet, batch {batch_size} a rank, {world.size} ranks on {world.nodes} node(s)")
+    ranks = f"{counted(world.size, 'rank')} on {counted(world.nodes, 'node')}"
+    print(f"MNIST ConvNet, batch {batch_size} a rank, {ranks}")
     print("  ".join(f"{key}: {value}" for key, value in surroundings(world).items()))
     classic = next(iter(samples.values())).median
     print(

@@ -3,12 +3,14 @@
     mpirun -np 8 python -m lockstep tune --out allreduce.json
     LOCKSTEP_TUNING=allreduce.json mpirun -np 8 python job.py
 
-Tables of other numbers of ranks and nodes that the file holds already stay in it.
+It takes about a minute and wants a quiet machine. Tables of other numbers of ranks and nodes that
+the file holds already stay in it.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -28,11 +30,14 @@ from lockstep.bench.contenders import contenders, open_groups
 from lockstep.bench.measure import surroundings
 from lockstep.choice import choose
 from lockstep.errors import LockstepError
+from lockstep.rendezvous.agree import gather
 from lockstep.together import on_all
 from lockstep.world import World
 
 # What is faster by less than this is not worth another choice.
 _WORTH = 0.05
+# Quartiles further apart than this share of the median are not those of a quiet machine.
+_STEADY = 0.5
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class Found:
         nbytes: the length.
         built_in, chosen: algorithms.
         before, after: seconds of each; before is None where the built-in one cannot be had.
+        spread: the distance between the quartiles of the chosen one, over its median.
     """
 
     dtype: str
@@ -52,6 +58,7 @@ class Found:
     chosen: str
     before: float | None
     after: float
+    spread: float = 0.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -88,6 +95,8 @@ def _tune(options: argparse.Namespace) -> int:
                 needed=f"one of {', '.join(groups)}",
                 cure="--backend mpi",
             )
+        if (busy := _busy(world)) and root:
+            sys.stderr.write(f"tune: warning: {busy}\n")
         found: list[Found] = []
         for dtype in (t for t in DTYPES if _name(t) in options.dtypes):
             found += _fastest(world, groups, dtype, options)
@@ -101,7 +110,35 @@ def _tune(options: argparse.Namespace) -> int:
         if root:
             show(found)
             print(f"Written to {options.out}", flush=True)
+            if wide := unsteady(found):
+                sys.stderr.write(f"tune: warning: {wide}\n")
     return 0
+
+
+def _busy(world: World) -> str:
+    """Say which nodes have other work, "" if none. Collective.
+
+    Source: the load of the last minute, in which the ranks themselves have hardly begun.
+    """
+    cores = os.cpu_count() or 1
+    free = max(world.local_size, cores - world.local_size)
+    load = os.getloadavg()[0]
+    nodes = dict(gather(world, (world.host, load if load > free else 0.0)))
+    busy = [f"{host} has a load of {load:.1f}" for host, load in nodes.items() if load]
+    if not busy:
+        return ""
+    return f"{', '.join(busy)}: the table will be by chance; on a quiet machine, again"
+
+
+def unsteady(found: Sequence[Found]) -> str:
+    """Say whether the times vary so much that the choice is by chance, "" if not. Local."""
+    wide = [one for one in found if one.spread > _STEADY]
+    if 4 * len(wide) <= len(found):
+        return ""
+    return (
+        f"at {len(wide)} of {len(found)} lengths and dtypes the quartiles are more than "
+        f"{_STEADY:.0%} of the median apart: something else ran; on a quiet machine, again"
+    )
 
 
 def _fastest(
@@ -144,7 +181,8 @@ def pick(rows: Sequence[Row], built_in: str, dtype: str) -> Found:
     ):
         best = before
     seconds = before.median if before is not None else None
-    return Found(dtype, best.nbytes, built_in, best.algorithm, seconds, best.median)
+    spread = (best.high - best.low) / best.median
+    return Found(dtype, best.nbytes, built_in, best.algorithm, seconds, best.median, spread)
 
 
 def _entries(world: World, found: Sequence[Found], backend: str, largest: int) -> tuning.Table:

@@ -16,7 +16,7 @@ from lockstep.checkpoint.random_state import random_state, seed_for
 from lockstep.checkpoint.state import copied
 from lockstep.checkpoint.writer import Writer
 from lockstep.ending import SETTLE, within
-from lockstep.errors import CheckpointError, LockstepError, SettingsError
+from lockstep.errors import CheckpointError, LockstepError, SettingsError, counted
 from lockstep.together import LIMIT, arrive, on_all
 from lockstep.world import World
 
@@ -224,10 +224,13 @@ class Checkpoints:
         random, own = content["random"], content["own"]
         rank, then, now = self._world.rank, len(random), self._world.size
         if self._root and then != now:
-            more = f"ranks {then} to {now - 1} start new random numbers, drawn from the root's"
-            less = f"the random states of ranks {now} to {then - 1} are left out"
+            low, high = sorted((then, now))
+            which = f"rank {low}" if high == low + 1 else f"ranks {low} to {high - 1}"
+            more = f"random states drawn anew from the root's: {which}"
+            less = f"random states left out: {which}"
             print(
-                f"{source}: saved by {then} ranks, resumed on {now}: {more if now > then else less}"
+                f"{source}: saved by {counted(then, 'rank')}, resumed on {now}: "
+                f"{more if now > then else less}"
             )
         return {
             **content["state"],

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import lockstep.hosts
 from lockstep import hostfile
-from lockstep.errors import LockstepError, SettingsError
+from lockstep.errors import LockstepError, SettingsError, counted
 from lockstep.hosts import judge, network, probe, software
 from lockstep.hosts.judge import CHECKS, Case, Finding
 from lockstep.hosts.show import Report, as_json, show
@@ -86,7 +86,7 @@ def check(
     # in a Slurm job mpirun starts by srun, which takes everything along
     carried = path is None or kind == "other" or carries_path(kind)
     found = _findings(case, kind, "failed" if shared else "warning", carried)
-    count = f"{len(names)} host{'s' * (len(names) != 1)}"
+    count = counted(len(names), "host")
     asked = f"asked from {socket.gethostname()}, interpreter {python}"
     title = f"{count} of {path or 'the Slurm job'}, {asked}"
     return Report(title, case, found, time.monotonic() - start)

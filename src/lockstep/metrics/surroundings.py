@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from lockstep.launcher import short_version
 from lockstep.world import World
 
 
@@ -32,7 +33,7 @@ def surroundings(world: World, hosts: list[str]) -> dict[str, Any]:
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "mpi": MPI.Get_library_version().splitlines()[0].strip("\0 "),
+            "mpi": short_version(MPI.Get_library_version()),
         },
     }
 

@@ -70,12 +70,15 @@ class Lab:
         world: the ranks, on a communicator that only the checks use.
         options: what was asked for.
         roster: all ranks by number; filled on the root alone.
+        crowded: hosts without a core for each rank, and why; the check of the CPUs notes them on
+            the root, for the checks after it.
         to_remove: what a check that is broken off leaves behind in a shared directory.
     """
 
     world: World
     options: Options
     roster: Mapping[int, Who] = field(default_factory=dict)
+    crowded: dict[str, str] = field(default_factory=dict)
     to_remove: list[Path] = field(default_factory=list)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.errors import counted
 from lockstep.rendezvous.agree import gather
 from lockstep.smoke.check import Check, Finding, Lab
 from lockstep.smoke.compare import by_node, named, spans
@@ -20,11 +21,16 @@ from lockstep.threads import share
 _SIZE, _PRODUCTS, _TIMES = 384, 20, 7
 # A rank that needs so many times what most need is slow.
 SLOW = 1.5
+# A rank that has less of a core than this shares it, with other ranks or with other work.
+SHARE = 0.8
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Cores that the rank may use, threads it was told to use, and how long the work took."""
+    """Cores that the rank may use, threads it was told to use, and how long the work took.
+
+    `got` is the share of a core that the rank had meanwhile: CPU time over time.
+    """
 
     cores: tuple[int, ...]
     present: int
@@ -32,6 +38,7 @@ class Facts:
     threads: int | None
     seconds: float
     busy: tuple[Busy, ...]
+    got: float = 1.0
 
 
 class Cpus(Check):
@@ -47,7 +54,9 @@ class Cpus(Check):
         told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
         gather(lab.world, None)
         watch = busiest() if lab.world.local_rank == 0 else None
+        start, used = time.perf_counter(), time.thread_time()
         seconds = work()
+        got = (time.thread_time() - used) / (time.perf_counter() - start)
         gather(lab.world, None)
         return Facts(
             cores=tuple(sorted(os.sched_getaffinity(0))),
@@ -56,6 +65,7 @@ class Cpus(Check):
             threads=int(told) if told.isdecimal() else None,
             seconds=seconds,
             busy=tuple(watch() if watch else ()),
+            got=got,
         )
 
     def judge(self, answers: Mapping[int, Facts], lab: Lab) -> Finding:
@@ -71,12 +81,14 @@ class Cpus(Check):
         for ranks in by_node(lab.roster).values():
             _cores(found, {rank: answers[rank] for rank in ranks if rank in answers}, lab)
         _slow(found, answers, median, lab)
+        _remember(answers, lab)
         found.details = {
             "median_seconds": median,
             "worst_seconds": times[worst],
             "worst_rank": worst,
             "ratio": times[worst] / median,
             "seconds": times,
+            "shares_of_a_core": {rank: round(it.got, 2) for rank, it in answers.items()},
             "cores": {rank: spans(it.cores) for rank, it in answers.items()},
         }
         labels = [f"rank {rank} ({lab.roster[rank].host})" for rank in sorted(times)]
@@ -131,15 +143,32 @@ def _cores(found: Finding, ranks: Mapping[int, Facts], lab: Lab) -> None:
     if len(ranks) > cores:
         bound = f" ({spans(union)}) of the {it.present} there" if len(union) < it.present else ""
         found.warn(
-            f"{host}: {len(ranks)} ranks on {cores:g} core{'s' if cores != 1 else ''}{bound}",
+            f"{host}: {counted(len(ranks), 'rank')} on {cores:g} core{'s' * (cores != 1)}{bound}",
             f"start at most {max(1, int(cores))} ranks there"
             + ("; or more cores for the job: no taskset around mpirun, srun -c" if bound else ""),
         )
     elif threads > cores:
         found.warn(
-            f"{host}: {threads} threads of {len(ranks)} ranks on {cores:g} cores",
+            f"{host}: {threads} threads of {counted(len(ranks), 'rank')} on {cores:g} "
+            f"core{'s' * (cores != 1)}",
             f"export OMP_NUM_THREADS={max(1, int(cores) // len(ranks))}",
         )
+
+
+def _remember(answers: Mapping[int, Facts], lab: Lab) -> None:
+    """Note which hosts have no core for each rank: what is slow there says nothing of networks."""
+    for ranks in by_node(lab.roster).values():
+        here = [answers[rank] for rank in ranks if rank in answers]
+        if not here:
+            continue
+        cores = min(float(len({core for it in here for core in it.cores})), here[0].quota or 1e9)
+        least = min(it.got for it in here)
+        if len(here) > cores:
+            lab.crowded[lab.roster[ranks[0]].host] = (
+                f"{counted(len(here), 'rank')} on {cores:g} core{'s' * (cores != 1)}"
+            )
+        elif least < SHARE:
+            lab.crowded[lab.roster[ranks[0]].host] = f"a rank had {least:.0%} of a core"
 
 
 def _overlaps(found: Finding, ranks: Mapping[int, Facts], lab: Lab) -> None:

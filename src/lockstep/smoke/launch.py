@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import hostfile, launcher
-from lockstep.errors import CollectiveTimeout, LockstepError
+from lockstep.errors import CollectiveTimeout, LockstepError, counted
 from lockstep.smoke.check import Check, Finding, Lab
 from lockstep.smoke.compare import by_node, named, odd_ones, spans
 from lockstep.waiting import wait_until
@@ -70,10 +70,10 @@ class Launch(Check):
     def judge(self, answers: Mapping[int, Facts], lab: Lab) -> Finding:
         """Compare the ranks with each other and with what was announced."""
         first, size, nodes = answers[0], lab.world.size, lab.world.nodes
-        library = first.library.partition(",")[0]
+        library = launcher.short_version(first.library)
         found = Finding(
-            f"{library}; {size} rank{'s' if size > 1 else ''} on {nodes} "
-            f"node{'s' if nodes > 1 else ''}, threads {first.threads}"
+            f"{library}; {counted(size, 'rank')} on {counted(nodes, 'node')}, "
+            f"threads {first.threads}"
         )
         _one_mpi(found, answers, lab)
         _as_announced(found, answers, lab)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lockstep.errors import counted
 from lockstep.smoke.check import Check, Finding, Lab
 from lockstep.smoke.compare import by_node, named
 
@@ -84,7 +85,7 @@ def available(proc: Path = Path("/proc"), group: Path = Path("/sys/fs/cgroup")) 
 
 
 def _room(found: Finding, it: Facts, ranks: int, host: str) -> None:
-    wanted = f"{ranks} rank{'s' if ranks > 1 else ''}"
+    wanted = counted(ranks, "rank")
     if it.available < _RANK * ranks:
         report = found.fail if it.available < _LEAST_RANK * ranks else found.warn
         report(

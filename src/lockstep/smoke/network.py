@@ -179,10 +179,13 @@ def _odd(found: Finding, links: Sequence[Link], lab: Lab) -> None:
             slow = [link for link in slow if link not in own]
     late = [link for link in links if link.latency > _ODD_LATENCY * quick and link not in slow]
     for link in slow + late:
+        cure = f"ssh {names[link.a]} traceroute {names[link.b]}   # another switch? a busy link?"
+        if link in late and lab.crowded:
+            cure = "a core for each rank first: a rank without one answers late"
         found.warn(
             f"between {names[link.a]} and {names[link.b]}: {link.latency * 1e6:.0f} µs, "
             f"{link.bandwidth / 1e6:.1f} MB/s; {usual}, {quick * 1e6:.0f} µs",
-            f"ssh {names[link.a]} traceroute {names[link.b]}   # another switch? a busy link?",
+            cure,
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from lockstep.errors import counted
 from lockstep.smoke.check import Finding
 from lockstep.smoke.pictures import draw
 
@@ -35,7 +36,8 @@ def page(record: dict[str, Any], findings: Sequence[Finding]) -> str:
         findings: those of the same checks; they have the pictures.
     """
     head = (
-        f"{record['ranks']} ranks on {record['nodes']} nodes, started {record['started']}, "
+        f"{counted(record['ranks'], 'rank')} on {counted(record['nodes'], 'node')}, "
+        f"started {record['started']}, "
         f"{record['seconds']:.1f} s"
     )
     rows = "".join(_row(row) for row in record["checks"])

@@ -51,10 +51,18 @@ class Speed(Check):
         mpi, gloo = it.seconds["mpi"], it.seconds["gloo"]
         both = min(len(mpi), len(gloo))
         worse = [SIZES[i] for i in range(both) if mpi[i] > 3 * gloo[i] and SIZES[i] >= 2**16]
-        if lab.world.nodes > 1 and worse:
+        slower = (
+            f"MPI needs more than three times as long as gloo for {max(worse, default=0)} bytes"
+        )
+        if lab.world.nodes > 1 and worse and lab.crowded:
+            where = "; ".join(f"{host}: {why}" for host, why in lab.crowded.items())
             found.warn(
-                f"MPI needs more than three times as long as gloo for {worse[-1]} bytes: it may "
-                "have taken a slow network",
+                f"{slower}; its ranks spin while they wait, and {where}",
+                "a core for each rank first, as the check cpus says; then ask again",
+            )
+        elif lab.world.nodes > 1 and worse:
+            found.warn(
+                f"{slower}: it may have taken a slow network",
                 "mpirun --mca btl_tcp_if_include IFACE (Open MPI), FI_TCP_IFACE=IFACE (Intel MPI); "
                 "or --backend gloo",
             )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import launcher
+from lockstep.errors import counted
 from lockstep.world import World
 
 _COLORS = {"ok": "green", "warning": "yellow", "failed": "bold red", "not run": "red"}
@@ -18,9 +19,8 @@ class Table:
     def __init__(self, world: World) -> None:
         self._rich = sys.stdout.isatty()
         self._rows: list[dict[str, Any]] = []
-        ranks = f"{world.size} rank{'s' if world.size > 1 else ''}"
-        nodes = f"{world.nodes} node{'s' if world.nodes > 1 else ''}"
-        self._print(f"smoke test: {ranks} on {nodes}")
+        ranks = counted(world.size, "rank")
+        self._print(f"smoke test: {ranks} on {counted(world.nodes, 'node')}")
 
     def begin(self, name: str) -> None:
         """Say what is on; plain lines say it when it is over."""
