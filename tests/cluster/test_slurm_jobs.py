@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -109,3 +111,14 @@ def test_slurm_smoke(slurm: Slurm, way: str, code: int, tmp_path: Path) -> None:
         assert f"{name}: {'good' if code == 0 else 'NOT good, FAILED'}" in done.stdout, done.stdout
     if code:
         assert "needed: srun --mpi=pmix for Open MPI" in done.stdout, done.stdout
+
+
+def test_nodes_have_room_for_the_commands_of_readme(slurm: Slurm) -> None:
+    """Those that are given for slurm-lab could start; the same file as it is asks for too much."""
+    text = (ROOT / "README.md").read_text()
+    commands = re.findall(r"^\$ tests/cluster/slurm-lab exec sbatch (.*)$", text, re.MULTILINE)
+    assert commands
+    for command in commands:
+        slurm.call("sbatch", "--test-only", *shlex.split(command))
+    with pytest.raises(AssertionError, match="node configuration is not available"):
+        slurm.call("sbatch", "--test-only", "slurm/resnet_ddp.sbatch")
