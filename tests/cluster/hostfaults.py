@@ -152,6 +152,8 @@ def _idle(host: Host, _: str) -> None:
 
 
 def _shm(host: Host, size: str) -> None:
+    # What killed ranks have left there would not fit.
+    host.run("find", "/dev/shm", "-mindepth", "1", "-delete")
     host.run("mount", "-o", f"remount,size={size}", "/dev/shm")
 
 
