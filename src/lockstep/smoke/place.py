@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lockstep.metrics import DONE
+from lockstep.errors import SettingsError
+from lockstep.metrics import DONE, opening
 from lockstep.rendezvous.agree import limited
 
 JSON, PAGE = "smoke.json", "smoke.html"
@@ -19,20 +19,7 @@ _ANSWER = 10.0
 
 def fresh_directory(parent: Path) -> Path | None:
     """Make a new directory for this run; say so and return None if that cannot be."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-
-    def make() -> Path:
-        parent.mkdir(parents=True, exist_ok=True)
-        for number in range(1, 1000):
-            path = parent / f"smoke-{stamp}{f'-{number}' if number > 1 else ''}"
-            try:
-                path.mkdir()
-            except FileExistsError:
-                continue
-            return path
-        raise FileExistsError(f"{parent}/smoke-{stamp}-1 to -999 are there already")
-
-    return _attempt(make, parent)
+    return _attempt(lambda: opening.make(parent, "smoke"), parent)
 
 
 def kept_directory(path: Path) -> Path | None:
@@ -64,9 +51,10 @@ def write(directory: Path, name: str, text: str) -> bool:
 def _attempt(make: Callable[[], Path], where: Path) -> Path | None:
     try:
         return limited(make, _ANSWER)
-    except OSError as error:
+    except (OSError, SettingsError) as error:
+        found = f"cannot make a directory for this run in {where}: {error}"
         sys.stderr.write(
-            f"lockstep: cannot make a directory for this run in {where}: {error}\n"
+            f"lockstep: {error.found if isinstance(error, SettingsError) else found}\n"
             "  needed: a directory that the root may write to; the results are printed only\n"
             "  to do:  name another with --run-dir\n"
         )
