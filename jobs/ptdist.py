@@ -1,8 +1,6 @@
-"""Point to point: the first lesson. Pass tensors between ranks, four ways.
+"""Point to point: the first lesson. Pass tensors between ranks, four ways. Root is rank 0.
 
-    mpirun -np 4 python jobs/ptdist.py [--backend gloo]
-
-Root is rank 0. In every lesson, each rank says what it got.
+To start it: mpirun -np 4 python jobs/ptdist.py [--backend gloo]
 """
 
 from __future__ import annotations
@@ -18,8 +16,9 @@ import torch.distributed as dist
 
 import lockstep
 from lockstep import World
-from lockstep.errors import SettingsError
+from lockstep.errors import SettingsError, counted
 from lockstep.files import write_text
+from lockstep.metrics import done_already
 from lockstep.settings import flag, parse
 
 
@@ -103,8 +102,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("found 1 rank; needed: 2 or more; to do: mpirun -np 4 python …\n")
         return 2
     with lockstep.session(backend=settings.backend, timeout=settings.timeout) as world:
+        if done_already(world, settings.run):
+            return 0
         if world.rank == 0:
-            print(f"{settings}, {world.size} ranks on {world.nodes} node(s)", flush=True)
+            print(f"{settings}, {world.size} ranks on {counted(world.nodes, 'node')}", flush=True)
         blocking(world)
         non_blocking(world)
         ring(world)
