@@ -76,7 +76,8 @@ class Cpus(Check):
         worst = max(times, key=lambda rank: times[rank])
         found = Finding(
             f"fixed work: median {median * 1e3:.1f} ms, worst {times[worst] * 1e3:.1f} ms "
-            f"(rank {worst}), ratio {times[worst] / median:.2f}"
+            f"(rank {worst}), ratio {times[worst] / median:.2f}; each rank had "
+            f"{min(it.got for it in answers.values()):.0%} of a core or more"
         )
         for ranks in by_node(lab.roster).values():
             _cores(found, {rank: answers[rank] for rank in ranks if rank in answers}, lab)

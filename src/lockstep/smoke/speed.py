@@ -58,7 +58,7 @@ class Speed(Check):
             where = "; ".join(f"{host}: {why}" for host, why in lab.crowded.items())
             found.warn(
                 f"{slower}; its ranks spin while they wait, and {where}",
-                "a core for each rank first, as the check cpus says; then ask again",
+                "a core for each rank, with no other work on it; then ask again",
             )
         elif lab.world.nodes > 1 and worse:
             found.warn(
