@@ -199,7 +199,7 @@ class Gradients:
         """Whether the gradients are those of all ranks already."""
         return self._reduced
 
-    @notes.during("sgd", "sum of gradients")
+    @notes.during(notes.SUMS, "sum of gradients")
     def _finish(self) -> int:
         for bucket in self._buckets:
             bucket.missing = 0  # what has not come is zeros

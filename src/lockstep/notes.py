@@ -34,8 +34,9 @@ BYTES = TEXTS + ROOM
 _MASK = CALLS - 1
 # Whether to compare what costs time to compare, at every call.
 CHECK = os.environ.get("LOCKSTEP_CHECK", "0") != "0"
-# Pseudo-groups: of point-to-point messages that are waited for, and of training steps.
-MESSAGES, TRAINING = "messages", "training"
+# Pseudo-groups: of point-to-point messages that are waited for, of training steps, of the sums of
+# the hand-written SGD. The last two have no limit of their own.
+MESSAGES, TRAINING, SUMS = "messages", "training", "sgd"
 _write_call = struct.Struct("7qd").pack_into
 _write_word = struct.Struct("q").pack_into
 

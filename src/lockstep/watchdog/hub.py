@@ -60,6 +60,7 @@ class Hub:
         self._said: dict[str, float] = {}
         # the last word of ranks whose watchers have said goodbye
         self._final: dict[int, RankReport] = {}
+        self._parted: set[int] = set()
         self._check_at = 0.0
         self._stop = threading.Event()
         self._woken, self._wake = socket.socketpair()
@@ -185,7 +186,7 @@ class Hub:
                         break
                     self._nodes[channel] = int(message["node"])
                 elif "bye" in message:
-                    self._keep(message["bye"])
+                    self._keep(self._nodes[channel], message["bye"])
                 else:
                     self._inbox.append((channel, message))
             if not channel.open:
@@ -194,16 +195,18 @@ class Hub:
                 if (node := self._nodes.pop(channel, None)) is not None:
                     self._lose(node)
 
-    def _keep(self, reports: list[dict[str, Any]]) -> None:
-        """Keep the last word of a watcher; the ranks that it does not know to have left go on."""
+    def _keep(self, node: int, reports: list[dict[str, Any]]) -> None:
+        """Keep the last word of a rank whose program is over; another one parts from a session."""
         for it in map(RankReport.of_json, reports):
-            if it.left or it.life == "gone":
+            if it.ending:
                 self._final[it.rank] = it
+            else:
+                self._parted.add(node)
         self._check_at = time.monotonic() + _SETTLED
 
     def _lose(self, node: int) -> None:
         """A watcher is gone. If it was the last of its node, so are the ranks there."""
-        if node in self._nodes.values():
+        if node in self._nodes.values() or node in self._parted:
             return
         for rank, where in enumerate(self._ranks.nodes):
             if where == node and rank not in self._final:

@@ -57,6 +57,7 @@ class RankReport:
         place: where its main thread is in the user's code; "" if unknown.
         since: seconds since its last call was over, or begun; negative if it has called nothing.
         stuck: its main thread does not let go of the interpreter.
+        ending: its program is over.
         open: calls that are not over, oldest first.
         done: the last calls that are over.
     """
@@ -69,6 +70,7 @@ class RankReport:
     place: str = ""
     since: float = -1.0
     stuck: bool = False
+    ending: bool = False
     open: list[Standing] = field(default_factory=list)
     done: list[Standing] = field(default_factory=list)
 
@@ -97,8 +99,8 @@ def report(rank: int, host: str, notes: Notes, life: str, how: str) -> RankRepor
         f"{notes.file}:{notes.line}" if notes.file else "",
         (now - last) / 1e9 if last else -1.0,
         stuck,
-        [_standing(call, now) for call in notes.open],
-        [_standing(call, now) for call in notes.calls if call.left][-16:],
+        open=[_standing(call, now) for call in notes.open],
+        done=[_standing(call, now) for call in notes.calls if call.left][-16:],
     )
 
 

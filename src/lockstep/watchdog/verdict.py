@@ -20,7 +20,7 @@ class Verdict:
     Attributes:
         text: for the user, a sentence a line.
         late: the ranks whose stacks tell more.
-        fatal: it cannot end well by itself: a rank is gone, or has left.
+        fatal: it cannot end well by itself: a rank's process has ended, or is about to.
     """
 
     text: str
@@ -31,7 +31,7 @@ class Verdict:
 def judge(reports: Sequence[RankReport]) -> Verdict:
     """Say who keeps the others waiting, and why."""
     lines, late, known = _absent(reports)
-    fatal = any(it.life == "gone" or it.left for it in reports)
+    fatal = any(it.life == "gone" or it.ending for it in reports)
     present = [it for it in reports if it.rank not in known]
     standing = _call_that_stands(reports)
     if standing is not None:

@@ -74,8 +74,8 @@ def watched(world: World, seconds: float) -> Iterator[None]:
     _dismiss()
     # Before the end of MPI, in which a rank waits for the others and cannot say that it has left.
     # What is registered last runs first.
-    atexit.unregister(_dismiss)
-    atexit.register(_dismiss)
+    atexit.unregister(_end)
+    atexit.register(_end)
     if world.size == 1 or asked == "off":
         yield
         return
@@ -203,13 +203,17 @@ def _nothing(number: int, frame: Any) -> None:
     """The number has been written to the watcher already."""
 
 
-def _dismiss() -> None:
-    """Let go of the watch over an earlier session."""
+def _dismiss(*, ending: bool = False) -> None:
+    """Let go of the watch over an earlier session, because of another one or at the end."""
     global _watcher
     notes.ask = None
     if _watcher is not None:
-        _watcher.close()
+        _watcher.close(ending=ending)
         _watcher = None
+
+
+def _end() -> None:
+    _dismiss(ending=True)
 
 
 def _after_fork() -> None:

@@ -126,14 +126,16 @@ class Watcher:
             if not self._thread.is_alive() or self._stop.wait(0.02):
                 return
 
-    def close(self) -> None:
-        """Stop looking. Local."""
+    def close(self, *, ending: bool) -> None:
+        """Stop looking; ending: because the program is over, so that nobody need wait. Local."""
         self._stop.set()
         with contextlib.suppress(OSError):
             self._wake.send(b"\0")
         self._thread.join(2.0)
         if self._channel is not None and self._channel.open:
-            self._channel.send(bye=[it.as_json() for it in self._reports()])
+            mine = self._reports()[self.segment.rank]
+            mine = replace(mine, ending=ending and bool(mine.left))
+            self._channel.send(bye=[mine.as_json()])
         if self._hub is not None:
             self._hub.close()
         for life in self._lives.values():
@@ -245,7 +247,7 @@ class Watcher:
             return
         self._said.add(key)
         self._call(reason, _facts(call, age))
-        if reason == "limit" and not self._limits.wait:
+        if reason == "limit" and call.group != notes.SUMS and not self._limits.wait:
             # what the call itself raises at its limit comes first
             self._end_at = self._end_at or time.monotonic() + _GRACE + _ROOT
 
