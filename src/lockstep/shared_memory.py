@@ -42,9 +42,7 @@ class Segment:
         LockstepError: on all ranks, if there is no room for it, or it cannot be shared.
     """
 
-    def __init__(
-        self, comm: MPI.Intracomm, each: int, purpose: str, *, keep: bool = False
-    ) -> None:
+    def __init__(self, comm: MPI.Intracomm, each: int, purpose: str, *, keep: bool = False) -> None:
         self.each = -(-max(each, 1) // _PAGE) * _PAGE
         self.size, self.rank = comm.size, comm.rank
         total = self.each * comm.size
