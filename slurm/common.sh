@@ -56,7 +56,8 @@ lockstep_directory() {
             "a run directory of its own" "LOCKSTEP_RUN=$RUN to go on with it, or LOCKSTEP_RUNS=elsewhere"
     fi
     mkdir -p "$RUN"
-    if [ -z "$lockstep_stop" ]; then rm -f "$RUN/STOP"; fi # of the time before
+    rm -f "$RUN/STOP" # of the time before
+    if [ -n "$lockstep_stop" ]; then : >"$RUN/STOP"; fi # asked before there was a directory
 }
 
 # Find out how to launch: what the MPI library needs (asked without starting MPI), what srun offers.
