@@ -14,7 +14,7 @@ import select
 import signal
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 # ioctl of a pidfd, Linux 6.15 and later: struct pidfd_info of 64 bytes, whose last word is the exit
 # status; bit 3 of the mask asks for it. linux/pidfd.h
@@ -130,26 +130,30 @@ def witness(arguments: Sequence[str]) -> int:
     words = [struct.unpack_from("qq", notes, each * n) for n in range(len(names))]
     lives = {rank: Life(pid) for rank, (pid, _) in zip(names, words, strict=True)}
     launcher = _launcher_of(words[0][0])
-    poll = select.poll()
-    for life in lives.values():
-        if life.fileno() >= 0:
-            poll.register(life.fileno(), select.POLLIN)
-    poll.poll()
-    gone = {rank: life for rank, life in lives.items() if life.gone}
+    rank = _first_to_go(lives)
     # A rank that ends the job itself, or has ended its session, has said so.
     quiet = any(struct.unpack_from("qq", notes, each * n)[1] for n in range(len(names)))
-    causes = {life.how() for life in gone.values()}
-    if not quiet and causes != {"SIGTERM, signal 15"}:  # which is how a job is cancelled
-        who = ", ".join(gone)
-        cause = " or ".join(sorted(filter(None, causes))) or "killed, or ended without a word"
-        verb = "is gone" if len(gone) == 1 else "are gone, at the same moment"
-        sys.stderr.write(f"lockstep: rank {who} ({host}) {verb} ({cause})\n")
+    how = lives[rank].how() if rank else ""
+    if rank and not quiet and how != "SIGTERM, signal 15":  # which is how a job is cancelled
+        how = how or "killed, or ended without a word"
+        sys.stderr.write(f"lockstep: rank {rank} ({host}) is gone ({how})\n")
     # The launcher waits until nobody can write to the ranks' output any more.
     sys.stderr.flush()
     os.dup2(1, 2)  # standard output is /dev/null
     if launcher is not None and all(it.ends(_LAST) for it in lives.values()):
         _see_off(launcher)
     return 0
+
+
+def _first_to_go(lives: Mapping[str, Life]) -> str:
+    """Wait until a process has ended; return its rank, "" if none can be waited for."""
+    # Not poll: a launcher may have ended the others before this one is awake, and epoll tells who
+    # was first.
+    ranks = {life.fileno(): rank for rank, life in lives.items() if life.fileno() >= 0}
+    with select.epoll() as ends:
+        for descriptor in ranks:
+            ends.register(descriptor, select.EPOLLIN)
+        return ranks[ends.poll()[0][0]] if ranks else ""
 
 
 def _launcher_of(pid: int) -> Life | None:
