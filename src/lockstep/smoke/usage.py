@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # A share of a core from which on a process is in the way.
-_MUCH = 0.4
+_MUCH = 0.1
 
 
 @dataclass(frozen=True)
