@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hosts_fixtures import Hosts
-from launching import Launcher, Outcome, Program, need
+from launching import Launcher, Program, need
+from smoke_result import Result
 
 # Seconds; the machine that plays all the hosts may be busy with other things too.
 LIMIT = 200.0
 PATIENT = ("--within", "150", "--limit", "90")
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a smoke test ended, and what it has written."""
-
-    outcome: Outcome
-    record: dict[str, Any]
-
-    def check(self, name: str) -> dict[str, Any]:
-        """Return one check of smoke.json."""
-        return next(it for it in self.record["checks"] if it["name"] == name)
-
-    def faults(self, name: str) -> str:
-        """Return all that a check has found wrong."""
-        return "\n".join(it["found"] for it in self.check(name)["faults"])
 
 
 def start(

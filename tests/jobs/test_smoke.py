@@ -10,13 +10,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launching import ROOT, Launcher, Outcome, Program, need
+from launching import ROOT, Launcher, Program, need
+from smoke_result import Result
 
 JOB = str(ROOT / "jobs" / "smoke.py")
 NAMES = ["launch", "software", "path", "cpus", "memory"]
@@ -26,22 +26,6 @@ LIMIT = 300.0
 # What a busy machine does slowly is not what these tests look for.
 PATIENT = ("--within", "200", "--limit", "90")
 MPIS = pytest.mark.parametrize("name", ["openmpi", "mpich", "impi"])
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a smoke test ended, and what it has written."""
-
-    outcome: Outcome
-    record: dict[str, Any]
-
-    def check(self, name: str) -> dict[str, Any]:
-        """Return one check of smoke.json."""
-        return next(it for it in self.record["checks"] if it["name"] == name)
-
-    def faults(self, name: str) -> str:
-        """Return all that a check has found wrong."""
-        return "\n".join(it["found"] for it in self.check(name)["faults"])
 
 
 def written(directory: Path) -> dict[str, Any]:

@@ -47,12 +47,7 @@ class Life:
     @property
     def gone(self) -> bool:
         """Whether the process has ended, or is ending: its threads may take a moment longer."""
-        if state(self.pid) in ("", "Z", "X"):
-            return True
-        poll = select.poll()
-        if self._handle >= 0:
-            poll.register(self._handle, select.POLLIN)
-        return bool(poll.poll(0))
+        return state(self.pid) in ("", "Z", "X") or self._has_ended(0.0)
 
     @property
     def stopped(self) -> bool:
@@ -73,16 +68,19 @@ class Life:
 
     def ends(self, seconds: float) -> bool:
         """Wait until the process has ended; return False if it takes longer."""
-        poll = select.poll()
-        if self._handle >= 0:
-            poll.register(self._handle, select.POLLIN)
-        return bool(poll.poll(int(seconds * 1000))) or self.gone
+        return self._has_ended(seconds) or self.gone
 
     def close(self) -> None:
         """Stop watching."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
+
+    def _has_ended(self, seconds: float) -> bool:
+        poll = select.poll()
+        if self._handle >= 0:
+            poll.register(self._handle, select.POLLIN)
+        return bool(poll.poll(int(seconds * 1000)))
 
     def _status(self) -> int | None:
         info = bytearray(64)
