@@ -12,13 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lockstep.watchdog.channel import SEND, Channel
 from lockstep.watchdog.report import RankReport
-from lockstep.watchdog.verdict import Verdict, judge
+from lockstep.watchdog.verdict import judge
 
 # Seconds that a node may take to tell what its ranks do; and to fetch their stacks.
 _ANSWER, _FETCH = 2.0, 2.0
@@ -56,7 +56,7 @@ class Hub:
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._nodes: dict[Channel, int] = {}
-        self._inbox: list[tuple[Channel, dict[str, Any]]] = []
+        self._inbox: list[dict[str, Any]] = []
         self._said: dict[str, float] = {}
         # the last word of ranks whose watchers have said goodbye
         self._final: dict[int, RankReport] = {}
@@ -80,7 +80,7 @@ class Hub:
     def _run(self) -> None:
         while not self._stop.is_set():
             self._listen(0.5)
-            calls = [it for _, it in self._take("call")]
+            calls = self._take("call")
             self._inbox.clear()
             for call in calls:
                 self._speak(str(call["call"]), call)
@@ -119,7 +119,7 @@ class Hub:
         self._tell({"report": True})
 
         def enough() -> bool:
-            for _, message in self._take("reports"):
+            for message in self._take("reports"):
                 for values in message["reports"]:
                     known[values["rank"]] = RankReport.of_json(values)
             return len(known) == len(self._ranks.hosts)
@@ -135,7 +135,7 @@ class Hub:
         self._tell({"fetch": wanted})
 
         def enough() -> bool:
-            for _, message in self._take("stacks"):
+            for message in self._take("stacks"):
                 found.update({int(r): text for r, text in message["stacks"].items()})
             return len(found) == len(wanted)
 
@@ -161,9 +161,9 @@ class Hub:
                 return
             self._listen(min(left, 0.2))
 
-    def _take(self, kind: str) -> list[tuple[Channel, dict[str, Any]]]:
-        taken = [it for it in self._inbox if kind in it[1]]
-        self._inbox = [it for it in self._inbox if kind not in it[1]]
+    def _take(self, kind: str) -> list[dict[str, Any]]:
+        taken = [it for it in self._inbox if kind in it]
+        self._inbox = [it for it in self._inbox if kind not in it]
         return taken
 
     def _tell(self, message: dict[str, Any]) -> None:
@@ -188,7 +188,7 @@ class Hub:
                 elif "bye" in message:
                     self._keep(self._nodes[channel], message["bye"])
                 else:
-                    self._inbox.append((channel, message))
+                    self._inbox.append(message)
             if not channel.open:
                 self._selector.unregister(channel)
                 channel.close()
@@ -226,12 +226,11 @@ def say(text: str) -> None:
         sys.stderr.flush()
 
 
-def alone(reason: str, call: dict[str, Any], reports: Sequence[RankReport], silent: str) -> Verdict:
+def alone(reason: str, call: dict[str, Any], reports: Sequence[RankReport], silent: str) -> None:
     """Print the verdict of one node, since the root does not answer. Local."""
     verdict = judge(reports)
     lines = [f"lockstep: {_head(reason, call)}", f"  {silent}"]
     say("\n".join([*lines, *(f"  {it}" for it in _lines(verdict.text))]))
-    return replace(verdict, fatal=True)
 
 
 def _head(reason: str, call: dict[str, Any]) -> str:
