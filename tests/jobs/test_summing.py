@@ -22,11 +22,12 @@ MPIS = pytest.mark.parametrize("name", ["openmpi", "mpich", "impi"])
 
 
 def start(name: str, how: str, directory: Path) -> tuple[Program, list[int]]:
-    """Start the program, wait until all ranks sum, and return the numbers of their processes."""
+    """Start the program, wait until all ranks sum, and return their process ids, by rank."""
     mpi = need(name)
     program = Program(mpi.command(RANKS, str(PROGRAM), how), mpi.environment(), directory)
-    program.wait_for("summing: pid", RANKS, START)
-    return program, [int(pid) for pid in re.findall(r"summing: pid (\d+)", program.text())]
+    program.wait_for("summing: rank", RANKS, START)
+    found = dict(re.findall(r"summing: rank (\d+) pid (\d+)", program.text()))
+    return program, [int(found[str(rank)]) for rank in range(RANKS)]
 
 
 def holders() -> set[int]:
@@ -72,15 +73,17 @@ def test_a_stopped_rank_is_named(name: str, tmp_path: Path) -> None:
     end_of_pause = time.monotonic() + random.uniform(0.0, 0.3)
     while time.monotonic() < end_of_pause:
         time.sleep(0.001)
-    os.kill(pids[1], signal.SIGSTOP)
+    rank = random.randrange(RANKS)
+    os.kill(pids[rank], signal.SIGSTOP)
     stopped = time.monotonic()
     try:
         program.wait_for("CollectiveTimeout: sum of gradients", 1, LIMIT + END)
         took = time.monotonic() - stopped
     finally:
-        os.kill(pids[1], signal.SIGKILL)  # a launcher may wait for it
+        os.kill(pids[rank], signal.SIGKILL)  # a launcher may wait for it
     outcome = program.finish(START)
     assert outcome.code != 0, str(outcome)
-    assert re.search(r"hit its timeout of 2 s: rank 1 has (not come|stopped in it)", outcome.text)
+    named = rf"hit its timeout of 2 s: rank {rank} has (not come|stopped in it)"
+    assert re.search(named, outcome.text), str(outcome)
     assert took < LIMIT + END
     nothing_is_left(pids, set(os.listdir("/dev/shm")), outcome)

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         reducer = make("shared", [(*kind, length)], world, own_group())
         buffer = reducer.buffers[0]
         world.comm.Barrier()
-        print(f"summing: pid {os.getpid()}", flush=True)
+        print(f"summing: rank {world.rank} pid {os.getpid()}", flush=True)
         generator = torch.Generator().manual_seed(1)
         for number in range(SUMS if how in ("end", "raise", "abort") else sys.maxsize):
             piece = buffer[: int(torch.randint(1, length, (), generator=generator))]
