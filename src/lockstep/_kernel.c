@@ -7,7 +7,8 @@
  * waits until every slot holds that number or a later one. Numbers only grow (modulo 2^32, compared
  * by their difference), so there is no ABA, and a rank that runs ahead is no trouble.
  *
- * A wait spins for a while, then sleeps on a futex at the gate, a slot behind those of the ranks.
+ * A wait spins for a while, or gives its core away for a while if ranks outnumber cores, since to
+ * be woken costs more; then it sleeps on a futex at the gate, a slot behind those of the ranks.
  * Arrivals are counted there; the rank that completes an epoch opens the gate for it, so that each
  * sleeper is woken once, and not by one late rank after the other. No wake-up is lost: the sleeper
  * counts itself in before it looks at the gate for the last time, the opener moves the gate before
@@ -20,6 +21,7 @@
 #define _GNU_SOURCE
 #include <limits.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -47,7 +49,8 @@ struct slot {
 
 struct team {
     struct slot *slots; /* of the ranks, then the gate */
-    int32_t size, rank, spins;
+    int32_t size, rank;
+    int32_t spins, yields; /* looks of one wait that keep the core, and that give it away */
     int64_t nanoseconds; /* limit of one wait */
 };
 
@@ -108,6 +111,8 @@ static int await(const struct team *t, uint32_t epoch)
         const struct slot *s = &t->slots[r];
         for (int spin = 0; spin < t->spins && !reached(s, epoch); spin++)
             relax();
+        for (int look = 0; look < t->yields && !reached(s, epoch); look++)
+            sched_yield();
         while (!reached(s, epoch)) {
             if (!deadline)
                 deadline = now() + t->nanoseconds;
@@ -224,7 +229,7 @@ static void slice(const struct team *t, size_t count, int dtype, size_t *begin, 
 }
 
 /* Counted up when a function changes, so that an old library is not taken for this one. */
-int lockstep_version(void) { return 3; }
+int lockstep_version(void) { return 4; }
 size_t lockstep_slot_bytes(void) { return sizeof(struct slot); }
 size_t lockstep_team_bytes(void) { return sizeof(struct team); }
 int lockstep_has_float16(void) { return HAVE_FLOAT16; }

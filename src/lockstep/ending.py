@@ -7,9 +7,13 @@ their limit.
 
 from __future__ import annotations
 
+import fcntl
 import os
+import stat
 import sys
+import termios
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -21,6 +25,8 @@ LONGEST = 1e8
 # What follows once all ranks have met is quick, but on a loaded machine it may take seconds; the
 # timeout that the ranks had for the meeting may be shorter than that.
 SETTLE = 10.0
+# Seconds that the launcher may take to read what this rank has printed.
+_READ = 1.0
 
 
 def within_reason(seconds: float) -> float:
@@ -35,7 +41,8 @@ def abort(code: int) -> NoReturn:
     """End all ranks of the job now, with a code that is not 0. Local; never returns."""
     flush()
     if notes.current is not None:
-        notes.current.set(notes.STATE, notes.RAISED)
+        notes.current.set(notes.STATE, notes.GAVE_UP)
+    _until_read()
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         # An MPI that hangs may hang in its Abort as well; then only the own process is left to us,
@@ -79,3 +86,21 @@ def flush() -> None:
         except (OSError, ValueError):
             # A closed pipe must not keep the job from ending.
             continue
+
+
+def _until_read() -> None:
+    """Give the launcher the time to read what was printed: at an abort MPICH's drops the rest."""
+    deadline = time.monotonic() + _READ
+    while any(map(_unread, (1, 2))) and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def _unread(stream: int) -> int:
+    """Return how many bytes of an open file nobody has read yet; 0 if it is not a pipe."""
+    count = bytearray(4)
+    try:
+        if stat.S_ISFIFO(os.fstat(stream).st_mode):
+            fcntl.ioctl(stream, termios.FIONREAD, count)
+    except OSError:
+        return 0
+    return int.from_bytes(count, sys.byteorder)

@@ -16,7 +16,9 @@ DONE, DIFFERENT = -1, -2
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 # The most ranks of a node that it serves.
 LARGEST_TEAM = 64
-_VERSION = 3
+# A sum of so many bytes all ranks add up for themselves; a longer one is cut into slices.
+SMALL = 16 * 2**10
+_VERSION = 4
 
 
 class Team(ctypes.Structure):
@@ -27,6 +29,7 @@ class Team(ctypes.Structure):
         ("size", c_int32),
         ("rank", c_int32),
         ("spins", c_int32),
+        ("yields", c_int32),
         ("nanoseconds", c_int64),
     )
 

@@ -22,8 +22,9 @@ from lockstep.waiting import BACKGROUND, FOREGROUND, wait_until
 
 # How long one wait in C lasts before Python looks after signals and dead ranks.
 _SLICE = 0.1
-# Looks of an eager wait before it sleeps, if there is a core for every rank.
+# Looks of an eager wait before it sleeps, if there is a core for every rank, and if there is not.
 _SPINS = 3000
+_YIELDS = 100
 
 
 class Late(Exception):
@@ -79,13 +80,14 @@ class Meeting:
     def __init__(self, library: Any, address: int, rank: int, processes: Sequence[Process]) -> None:
         self._library, self._rank, self._processes = library, rank, processes
         self.size = len(processes)
-        self._team = kernel.Team(address, self.size, rank, 0, int(_SLICE * 1e9))
+        self._team = kernel.Team(address, self.size, rank, 0, 0, int(_SLICE * 1e9))
         self._at = ctypes.addressof(self._team)
         self._state = (ctypes.c_int64 * 2)()
         self._state_at = ctypes.addressof(self._state)
         self._epoch = 1
         cores = frozenset().union(*(process.cores for process in processes))
-        self._spins = _SPINS if len(cores) >= self.size else 0
+        enough = len(cores) >= self.size
+        self._spins, self._yields = (_SPINS, 0) if enough else (0, _YIELDS)
         self.closed = False
 
     @classmethod
@@ -159,6 +161,7 @@ class Meeting:
     def be_eager(self, eager: bool) -> None:
         """Say how to wait, also to a wait that is under way in another thread. Local."""
         self._team.spins = self._spins if eager else 0
+        self._team.yields = self._yields if eager else 0
 
     def leave(self, signature: int) -> None:
         """Tell the others that this rank will call nothing any more. Local: waits for nobody.
@@ -167,7 +170,7 @@ class Meeting:
             signature: of no call; see `came_with`.
         """
         self._state[0] = self._state[1] = 0
-        self._team.spins, self._team.nanoseconds = 0, 0
+        self._team.spins, self._team.yields, self._team.nanoseconds = 0, 0, 0
         self._library.lockstep_meet(self._at, self._epoch, signature, self._state_at)
 
     def close(self, well: bool) -> None:

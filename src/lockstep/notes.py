@@ -24,8 +24,9 @@ import torch
 
 # Words of the header.
 PID, STATE, BEAT, FILE, LINE, ASKED, TOLD, STACKS, CODE = range(9)
-# Values of STATE: in the session; it ended as it should; it was left by an exception, or an exit.
-RUNNING, CLOSED, RAISED, EXITED = range(4)
+# Values of STATE: in the session; it ended as it should; it was left by an exception, or an exit;
+# or by an error that says what other ranks did or did not.
+RUNNING, CLOSED, RAISED, EXITED, GAVE_UP = range(5)
 
 HEADER, CALLS, CALL = 128, 64, 64
 TEXTS = HEADER + CALLS * CALL
@@ -39,6 +40,7 @@ CHECK = os.environ.get("LOCKSTEP_CHECK", "0") != "0"
 MESSAGES, TRAINING, SUMS = "messages", "training", "sgd"
 _write_call = struct.Struct("7qd").pack_into
 _write_word = struct.Struct("q").pack_into
+_frame = sys._getframe
 
 # Code that is not the user's: frames of it are passed over.
 _NOT_THE_USERS = tuple(
@@ -54,6 +56,14 @@ _NOT_THE_USERS = tuple(
 )
 
 
+class _Kinds:
+    """What calls of a verb look like: texts by signature; how many frames of ours lie below."""
+
+    def __init__(self) -> None:
+        self.texts: dict[object, int] = {}
+        self.depth = 1
+
+
 class Recorder:
     """Writes this rank's part. All methods are Local and wait for nobody.
 
@@ -66,8 +76,9 @@ class Recorder:
         self._memory, self._longest = memory, longest
         self._numbers = count()
         self._used = 1  # text 0 is the empty one
-        self._texts: dict[object, int] = {"": 0}
+        self._texts: dict[str, int] = {"": 0}
         self._files: dict[str, int] = {}
+        self._kinds: dict[str, _Kinds] = {}
         self._groups: dict[str, list[int]] = {}
         self._held = False
         self.set(PID, os.getpid())
@@ -76,30 +87,41 @@ class Recorder:
     def enter(
         self, group: str, verb: str, signature: object, tensors: Sequence[Any], seconds: float
     ) -> int:
-        """Note that a call begins. Under a microsecond.
+        """Note that a call begins, and return what `leave` takes.
 
         Args:
-            group: name of the process group.
-            verb: of the call.
+            group, verb: names of the process group and of the call.
             signature: hashable; the same for calls that look the same.
             tensors: described once a signature: dtype and number of elements.
             seconds: limit.
-
-        Returns:
-            what `leave` takes.
         """
-        what = self._texts.get((verb, signature))
+        # A dictionary a verb: to look up both at once, a tuple would have to be made and hashed.
+        kinds = self._kinds.get(verb)
+        if kinds is None:
+            kinds = self._kinds[verb] = _Kinds()
+        what = kinds.texts.get(signature)
         if what is None:
-            what = self._describe(verb, signature, tensors)
+            what = self._describe(kinds, verb, signature, tensors)
         counter = self._groups.get(group)
         if counter is None:
             counter = self._groups[group] = [self._text(group), 0]
-        counter[1] += 1
-        file, line = self.place(sys._getframe(1))
+        counter[1] = number = counter[1] + 1
+        # The user's code is most often as far up as the last time; a walk makes an object of each
+        # frame on the way. (If it has called itself through a library, it may be an outer line.)
+        try:
+            below = _frame(kinds.depth)
+            above = below.f_back
+            file = self._files[above.f_code.co_filename]  # type: ignore[union-attr]
+            line = above.f_lineno or 0  # type: ignore[union-attr]
+            if not file or self._files[below.f_code.co_filename]:
+                file, line = self._find(kinds)
+        except (ValueError, AttributeError, KeyError):
+            file, line = self._find(kinds)
         at = HEADER + (next(self._numbers) & _MASK) * CALL
         limit = seconds if seconds < self._longest else self._longest
-        now = monotonic_ns()
-        _write_call(self._memory, at, counter[1], counter[0], what, file, line, now, 0, limit)
+        _write_call(
+            self._memory, at, number, counter[0], what, file, line, monotonic_ns(), 0, limit
+        )
         return at
 
     def leave(self, at: int) -> None:
@@ -145,18 +167,31 @@ class Recorder:
 
     def place(self, frame: FrameType | None) -> tuple[int, int]:
         """Return the innermost file of the user's, as a text, and its line; zeros if none."""
-        files = self._files
         while frame is not None:
-            name = frame.f_code.co_filename
-            file = files.get(name)
-            if file is None:
-                file = files[name] = self._text(Path(name).name) if is_the_users(name) else 0
-            if file:
+            if (file := self._file(frame.f_code.co_filename)) != 0:
                 return file, frame.f_lineno or 0
             frame = frame.f_back
         return 0, 0
 
-    def _describe(self, verb: str, signature: object, tensors: Sequence[Any]) -> int:
+    def _find(self, kinds: _Kinds) -> tuple[int, int]:
+        """Return the innermost file of the user's and its line, and keep how far up it is."""
+        frame: FrameType | None = _frame(1)
+        depth = -1
+        while frame is not None:
+            if (file := self._file(frame.f_code.co_filename)) != 0:
+                kinds.depth = depth
+                return file, frame.f_lineno or 0
+            frame, depth = frame.f_back, depth + 1
+        return 0, 0
+
+    def _file(self, name: str) -> int:
+        file = self._files.get(name)
+        if file is None:
+            file = self._text(Path(name).name) if is_the_users(name) else 0
+            self._files[name] = file
+        return file
+
+    def _describe(self, kinds: _Kinds, verb: str, signature: object, tensors: Sequence[Any]) -> int:
         shown = [
             f"{str(t.dtype).removeprefix('torch.')}[{t.numel()}]"
             for t in tensors[:3]
@@ -164,8 +199,8 @@ class Recorder:
         ]
         more = [f"… {len(tensors)} tensors"] if len(tensors) > 3 else []
         what = self._text(f"{verb}\0{', '.join(shown + more)}")
-        if len(self._texts) < 10_000:
-            self._texts[verb, signature] = what
+        if len(kinds.texts) < 10_000:
+            kinds.texts[signature] = what
         return what
 
     def _text(self, text: str) -> int:
@@ -179,26 +214,6 @@ class Recorder:
         self._texts[text] = used = self._used
         self._used += len(coded) + 1
         return used
-
-
-def listed(ranks: Sequence[int]) -> str:
-    """Spell ranks shortly: "0-3,8". Local."""
-    parts: list[list[int]] = []
-    for rank in sorted(ranks):
-        if parts and rank == parts[-1][-1] + 1:
-            parts[-1][1:] = [rank]
-        else:
-            parts.append([rank])
-    return ",".join("-".join(map(str, part)) for part in parts)
-
-
-def unlisted(text: str) -> set[int]:
-    """Return the ranks of such a text. Local."""
-    ranks: set[int] = set()
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        ranks.update(range(int(first), int(last or first) + 1))
-    return ranks
 
 
 def is_the_users(name: str) -> bool:

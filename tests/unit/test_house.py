@@ -17,7 +17,8 @@ JOBS = sorted((ROOT / "jobs").glob("*.py"))
 # A module may import from its own row and those above it. shared/design.md has the reasons.
 ROWS = [
     {"errors"},
-    {"waiting", "ending", "launcher", "hostfile", "kernel", "pipeline", "notes", "files", "lock"},
+    {"waiting", "ending", "launcher", "hostfile", "kernel", "pipeline", "notes", "files", "lock"}
+    | {"ranges"},
     {"world"},
     {"launch", "mpi_backend", "shared_memory", "meeting", "rendezvous", "devices", "threads"}
     | {"spawn", "together", "interrupt", "progress", "tuning", "watchdog", "choice", "windows"},

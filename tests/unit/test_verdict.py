@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lockstep import notes
+from lockstep.ranges import listed, unlisted
 from lockstep.watchdog.life import Life
 from lockstep.watchdog.reading import read
 from lockstep.watchdog.report import RankReport, Standing, report
@@ -72,7 +73,7 @@ def test_a_rank_that_is_gone_and_one_that_is_stopped() -> None:
     lines = verdict.text.splitlines()
     assert lines[0] == "rank 1 (node0) is gone (SIGKILL, signal 9)"
     assert lines[1] == (
-        "rank 2 (node1) is stopped (SIGSTOP, Ctrl-Z or a debugger); it is in a.py:1 since 3 s"
+        "rank 2 (node1) is stopped (SIGSTOP, Ctrl-Z or a debugger); last seen in a.py:1 since 3 s"
     )
     assert "rank 0 in all_reduce #9" in lines[2]
     assert verdict.fatal
@@ -134,7 +135,7 @@ def test_a_normal_end_is_no_news() -> None:
 @pytest.mark.parametrize("ranks", [[], [3], [0, 1, 2, 5, 8, 9], list(range(100))])
 def test_ranks_are_spelled_and_read(ranks: list[int]) -> None:
     """There and back."""
-    assert notes.unlisted(notes.listed(ranks)) == set(ranks)
+    assert unlisted(listed(ranks)) == set(ranks)
 
 
 def test_notes_are_read_as_they_were_written() -> None:

@@ -25,6 +25,7 @@ from lockstep.mpi_backend.agreement import Agreement, Plan
 from lockstep.mpi_backend.failures import deserted, late_error, mpi_failure
 from lockstep.mpi_backend.team import NodeTeam, gather
 from lockstep.mpi_backend.work import FINISHED, Finished, Pending
+from lockstep.ranges import listed
 from lockstep.waiting import BACKGROUND, FOREGROUND, Patience, patience_here
 from lockstep.world import current
 
@@ -86,35 +87,26 @@ class Group:
         Raises:
             LockstepError: whatever made the verb fail, if it ran in this thread.
         """
-        recorder = notes.current
-        if recorder is None or self.size == 1:
-            return self._begin(verb, plan, asynchronous, seconds, -1)
-        at = recorder.enter(self._noted, verb, plan.signature, plan.tensors, seconds)
-        work: Finished | Pending | None = None
+        recorder, at, queued = notes.current, -1, False
+        if recorder is not None and self.size > 1:
+            at = recorder.enter(self._noted, verb, plan.signature, plan.tensors, seconds)
         try:
-            work = self._begin(verb, plan, asynchronous, seconds, at)
-            return work
+            if self._closed:
+                self.require_usable(verb)
+            # What hangs on the future of a verb runs in the thread that would carry this out.
+            other = self._queued and threading.current_thread() is not self._thread
+            if other or (asynchronous and self.threads):
+                queued, work = True, self._submit(verb, plan, seconds, at)
+                if asynchronous:
+                    return work
+                work.wait()
+                return FINISHED
+            with self._running:
+                self._execute(verb, plan, seconds, patience_here())
+            return Finished(plan.result) if asynchronous else FINISHED
         finally:
-            if not isinstance(work, Pending):
+            if at >= 0 and not queued and recorder is not None:
                 recorder.leave(at)
-
-    def _begin(
-        self, verb: str, plan: Plan, asynchronous: bool, seconds: float, at: int
-    ) -> Finished | Pending:
-        """Carry out a verb, or queue it; at is its place in the notes, -1 if it has none."""
-        if self._closed:
-            self.require_usable(verb)
-        # What hangs on the future of a verb runs in the thread that would have to carry this out.
-        inside = threading.current_thread() is self._thread
-        if (self._queued and not inside) or (asynchronous and self.threads):
-            work = self._submit(verb, plan, seconds, at)
-            if asynchronous:
-                return work
-            work.wait()
-            return FINISHED
-        with self._running:
-            self._execute(verb, plan, seconds, patience_here())
-        return Finished(plan.result) if asynchronous else FINISHED
 
     def label(self, what: str) -> str:
         """Name a verb, this group and this rank, for messages. Local."""
@@ -275,4 +267,4 @@ def _members(comm: MPI.Intracomm) -> str:
     ranks = MPI.Group.Translate_ranks(mine, range(comm.size), all_)
     mine.Free()
     all_.Free()
-    return notes.listed(sorted(ranks))
+    return listed(ranks)

@@ -14,13 +14,13 @@ from mpi4py import MPI
 
 from lockstep import kernel
 from lockstep.errors import LockstepError
+from lockstep.kernel import SMALL
 from lockstep.meeting import Meeting
 from lockstep.mpi_backend.agreement import LEFT
 from lockstep.shared_memory import Segment
 from lockstep.world import current
 
-# A message of so many bytes is copied by all ranks at once; longer ones go block by block.
-SMALL = 16 * 2**10
+# What is longer than `SMALL` bytes goes in blocks of so many.
 BLOCK = 256 * 2**10
 
 

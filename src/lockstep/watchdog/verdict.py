@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lockstep.notes import MESSAGES, TRAINING, unlisted
+from lockstep.notes import MESSAGES, TRAINING
+from lockstep.ranges import unlisted
 from lockstep.watchdog.report import RankReport, Standing
 
 # So many ranks are named one by one; of more, the first.
