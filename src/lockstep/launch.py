@@ -13,14 +13,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-import torch
-
 from lockstep.ending import abort, flush
 from lockstep.errors import LaunchError, LockstepError
+from lockstep.notes import is_the_users
 from lockstep.waiting import wait_until
 from lockstep.world import World, current
 
@@ -143,9 +141,8 @@ def _report(error: BaseException) -> None:
 
 def _short(error: LockstepError) -> str:
     """Show the job's own lines only: the message says what happened inside of torch and here."""
-    hidden = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
     shown = traceback.TracebackException.from_exception(error)
-    frames = [frame for frame in shown.stack if not frame.filename.startswith(hidden)]
+    frames = [frame for frame in shown.stack if is_the_users(frame.filename)]
     lines = traceback.StackSummary.from_list(frames).format()
     head = "Traceback (the job's own lines):\n" if lines else ""
     return f"{head}{''.join(lines)}{type(error).__name__}: {error}"

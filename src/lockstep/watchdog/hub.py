@@ -8,7 +8,6 @@ import os
 import re
 import selectors
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.watchdog.channel import SEND, Channel
+from lockstep.watchdog.printing import head, lines_of, main_stack, say, table
 from lockstep.watchdog.report import RankReport
-from lockstep.watchdog.verdict import judge
+from lockstep.watchdog.verdict import Verdict, judge
 
 # Seconds that a node may take to tell what its ranks do; and to fetch their stacks.
 _ANSWER, _FETCH = 2.0, 2.0
@@ -58,6 +58,8 @@ class Hub:
         self._nodes: dict[Channel, int] = {}
         self._inbox: list[dict[str, Any]] = []
         self._said: dict[str, float] = {}
+        # who was blamed lately, and when that was, since the job cannot go on
+        self._blamed: tuple[frozenset[int], float] = frozenset(), -_SAME
         # the last word of ranks whose watchers have said goodbye
         self._final: dict[int, RankReport] = {}
         self._parted: set[int] = set()
@@ -78,6 +80,14 @@ class Hub:
             thing.close()
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        finally:
+            # If this has failed, the watchers of the nodes have to know, to speak for themselves.
+            for channel in self._nodes if not self._stop.is_set() else ():
+                channel.close()
+
+    def _serve(self) -> None:
         while not self._stop.is_set():
             self._listen(0.5)
             calls = self._take("call")
@@ -85,32 +95,45 @@ class Hub:
             for call in calls:
                 self._speak(str(call["call"]), call)
             if calls:
-                self._tell({"told": True})
+                self._tell({"told": sorted(self._blamed[0])})
             if self._check_at and time.monotonic() > self._check_at:
                 self._check_at = 0.0
                 self._speak("left", {})
 
     def _speak(self, reason: str, call: dict[str, Any]) -> None:
         reports = self._gather()
-        verdict = judge(reports)
+        before, when = self._blamed
+        told = before if time.monotonic() - when < _SAME else frozenset()
+        verdict = judge(reports, call.get("rank") if reason == "failed" else None, told)
         if reason == "left" and not (verdict.fatal and any(it.open for it in reports)):
             return  # they have left, and nobody waits for them
-        if self._is_said(reason in HARMLESS, verdict.text) and reason != "quit":
-            return
-        lines = [f"lockstep: {_head(reason, call)}"] + [f"  {it}" for it in _lines(verdict.text)]
-        if verdict.late and (written := self._write_stacks(verdict.late)):
-            lines.append(f"  stacks: {written}")
-        if reason == "quit":
-            lines += [f"  {it}" for it in _table(reports)]
-        say("\n".join(lines))
+        if reason == "quit" or not self._is_said(reason, verdict):
+            self._print(reason, call, reports, verdict)
         if verdict.fatal:
             self._tell({"fatal": True})
 
-    def _is_said(self, harmless: bool, text: str) -> bool:
-        """Say whether the same was printed a moment ago: several ranks find it at a time."""
-        key = f"{harmless} {re.sub('[0-9]+ s', '', text)}"
+    def _print(
+        self, reason: str, call: dict[str, Any], reports: Sequence[RankReport], verdict: Verdict
+    ) -> None:
+        lines = [f"lockstep: {head(reason, call)}"] + [f"  {it}" for it in lines_of(verdict.text)]
+        if verdict.late and (written := self._write_stacks(verdict.late)):
+            lines.append(f"  stacks: {written}")
+        if reason == "quit":
+            lines += [f"  {it}" for it in table(reports)]
+        say("\n".join(lines))
+
+    def _is_said(self, reason: str, verdict: Verdict) -> bool:
+        """Say whether as much was printed a moment ago: several ranks find it at a time."""
+        key = f"{reason in HARMLESS} {re.sub('[0-9]+ s', '', verdict.text)}"
         now = time.monotonic()
         said, self._said[key] = now - self._said.get(key, -_SAME) < _SAME, now
+        before, when = self._blamed
+        if now - when < _SAME and before and verdict.blamed <= before:
+            return True  # whatever has become of the others since then is a consequence
+        if reason == "left" and not verdict.blamed:
+            return True  # they have left with an error that says why
+        if reason not in HARMLESS:
+            self._blamed = verdict.blamed, now
         return said
 
     def _gather(self) -> list[RankReport]:
@@ -143,7 +166,9 @@ class Hub:
         found = {rank: text for rank, text in found.items() if text}
         directory = self._directory()
         if not directory:
-            return "".join(f"\n  rank {r}:\n{_main(text)}" for r, text in sorted(found.items()))
+            return "".join(
+                f"\n  rank {r}:\n{main_stack(text)}" for r, text in sorted(found.items())
+            )
         names = []
         for rank, text in sorted(found.items()):
             path = Path(directory) / f"stacks-rank{rank}.txt"
@@ -217,47 +242,3 @@ class Hub:
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
             self._selector.register(Channel(connection), selectors.EVENT_READ)
-
-
-def say(text: str) -> None:
-    """Print a verdict, in one write, so that the lines of several ranks do not mix. Local."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
-
-
-def alone(reason: str, call: dict[str, Any], reports: Sequence[RankReport], silent: str) -> None:
-    """Print the verdict of one node, since the root does not answer. Local."""
-    verdict = judge(reports)
-    lines = [f"lockstep: {_head(reason, call)}", f"  {silent}"]
-    say("\n".join([*lines, *(f"  {it}" for it in _lines(verdict.text))]))
-
-
-def _head(reason: str, call: dict[str, Any]) -> str:
-    what, seconds = call.get("what", "a call"), call.get("seconds", 0.0)
-    return {
-        "warn": f"{what} stands since {seconds:.0f} s; its limit is {call.get('limit', 0.0):g} s",
-        "limit": f"{what} has stood for its limit of {call.get('limit', 0.0):g} s",
-        "quit": "SIGQUIT: what the ranks are doing",
-        "gone": "a rank is gone",
-        "left": "a rank has left while others wait for it",
-    }.get(reason, f"{what} cannot end")
-
-
-def _main(stacks: str) -> str:
-    """Return the stack of the main thread, which comes last, of those of all threads."""
-    return "\n".join(f"  {line}" for line in stacks.strip().split("\n\n")[-1].splitlines())
-
-
-def _lines(text: str) -> list[str]:
-    return text.splitlines() or ["nothing stands still"]
-
-
-def _table(reports: Sequence[RankReport]) -> list[str]:
-    """Return a line a rank, or for ranks that do the same."""
-    lines: dict[str, list[int]] = {}
-    for it in reports:
-        inside = f"in {it.open[-1]}" if it.open else ""
-        doing = ", ".join(part for part in (it.life, it.place, inside) if part)
-        lines.setdefault(f"({it.host}) {doing}", []).append(it.rank)
-    return [f"rank {', '.join(map(str, ranks))} {text}" for text, ranks in lines.items()]

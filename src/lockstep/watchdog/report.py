@@ -6,9 +6,11 @@ from dataclasses import asdict, dataclass, field
 from time import monotonic_ns
 from typing import Any
 
-from lockstep.notes import CLOSED, EXITED, RAISED
+from lockstep.notes import CLOSED, EXITED, GAVE_UP, MESSAGES, RAISED, TRAINING
 from lockstep.watchdog.reading import Call, Notes
 
+# How a rank has left that says it is another's fault.
+UP = "giving up"
 # A thread that has not had the interpreter for so many seconds: the main thread does not let go.
 _STUCK = 3.0
 
@@ -53,7 +55,7 @@ class RankReport:
         rank, host: which one.
         life: running, stopped, gone; or silent, if nobody on its host answers.
         how: it ended, if it is gone and the system tells.
-        left: how it left the session: "", closed, an exception, exit code 3.
+        left: how it left the session: "", closed, an exception, exit code 3, giving up.
         place: where its main thread is in the user's code; "" if unknown.
         since: seconds since its last call was over, or begun; negative if it has called nothing.
         stuck: its main thread does not let go of the interpreter.
@@ -104,12 +106,21 @@ def report(rank: int, host: str, notes: Notes, life: str, how: str) -> RankRepor
     )
 
 
+def facts_of(call: Call, age: float) -> dict[str, Any]:
+    """Return what the head of a verdict says of a call that stands since age seconds. Local."""
+    group = call.group.partition("|")[0]
+    what = f"{call.verb} #{call.number}"
+    if group not in (MESSAGES, TRAINING):
+        what = f"{what} of group {group}"
+    return {"what": what, "seconds": age, "limit": call.limit}
+
+
 def _left(notes: Notes) -> str:
     if notes.state == CLOSED:
         return "closed"
     if notes.state == EXITED:
         return f"exit code {notes.code}"
-    return "an exception" if notes.state == RAISED else ""
+    return {RAISED: "an exception", GAVE_UP: UP}.get(notes.state, "")
 
 
 def _standing(call: Call, now: int) -> Standing:

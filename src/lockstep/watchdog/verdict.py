@@ -8,10 +8,14 @@ from dataclasses import dataclass
 
 from lockstep.notes import MESSAGES, TRAINING
 from lockstep.ranges import unlisted
-from lockstep.watchdog.report import RankReport, Standing
+from lockstep.watchdog.report import UP, RankReport, Standing
 
 # So many ranks are named one by one; of more, the first.
 _NAMED = 8
+_ENDED, _KILLED = "SIGTERM, signal 15", "SIGKILL, signal 9"
+_CRASHES = ("SIGABRT, signal 6", "SIGSEGV, signal 11")
+# Verbs to which each rank may bring tensors of its own size.
+_UNEVEN = {"all_to_all", "all_to_all_single", "all_reduce_sparse"}
 
 
 @dataclass(frozen=True)
@@ -21,51 +25,88 @@ class Verdict:
     Attributes:
         text: for the user, a sentence a line.
         late: the ranks whose stacks tell more.
+        blamed: the ranks that keep the others waiting, if they are known.
         fatal: it cannot end well by itself: a rank's process has ended, or is about to.
     """
 
     text: str
     late: list[int]
+    blamed: frozenset[int] = frozenset()
     fatal: bool = False
 
 
-def judge(reports: Sequence[RankReport]) -> Verdict:
-    """Say who keeps the others waiting, and why."""
-    lines, late, known = _absent(reports)
+def judge(
+    reports: Sequence[RankReport],
+    waits: int | None = None,
+    told: frozenset[int] = frozenset(),
+) -> Verdict:
+    """Say who keeps the others waiting, and why.
+
+    Args:
+        reports: of all ranks.
+        waits: a rank whose call has failed because of another one.
+        told: who was blamed a moment ago, so that the job ends.
+    """
+    victims = _victims(reports, told)
+    lines, late, known = _absent([it for it in reports if it.rank not in victims])
+    blamed = known if lines else set()
     fatal = any(it.life == "gone" or it.ending for it in reports)
-    present = [it for it in reports if it.rank not in known]
+    present = [it for it in reports if it.rank not in known | victims]
     standing = _call_that_stands(reports)
-    if standing is not None:
-        said, more = _compare(standing, reports, present)
+    differing, odd = _last_calls(reports)
+    if differing:
+        lines += differing
+        blamed = blamed | odd
+    elif standing is not None:
+        said, more, odd = _compare(standing, reports, present)
         lines += said
         late += more
+        blamed = blamed | odd
     elif said := _messages(present):
         lines += said
-    elif not lines:
-        said, late = _by_place(present)
+    elif not lines and present:
+        said, late = _by_place(present, waits)
         lines += said
-    return Verdict("\n".join(lines), sorted(set(late)), fatal)
+        blamed = blamed | set(late)
+    elif any(it.how in _CRASHES for it in reports if it.rank not in victims):
+        # gloo ends so if another rank brings a longer tensor
+        lines += _by_place(present, waits)[0]
+    if not lines and victims:
+        lines = [f"{_ranks(sorted(victims))} gave up waiting for others"]
+    return Verdict("\n".join(lines), sorted(set(late)), frozenset(blamed), fatal)
+
+
+def _victims(reports: Sequence[RankReport], told: frozenset[int]) -> set[int]:
+    """Return the ranks that end because of others, so that nothing is to be said of them."""
+    gone = {it.rank: it.how for it in reports if it.life == "gone" and it.left != "closed"}
+    gave_up = {it.rank for it in reports if it.left == UP} - told
+    if told:  # who crashes now does so since others end
+        return gave_up | {rank for rank, how in gone.items() if how != _KILLED} - told
+    # by the signal that launchers send to all when one has ended
+    ended = {rank for rank, how in gone.items() if how == _ENDED}
+    return gave_up | (ended if gone.keys() - ended - gave_up else set())
 
 
 def _absent(reports: Sequence[RankReport]) -> tuple[list[str], list[int], set[int]]:
     """Name the ranks that are gone, silent or stopped, or have left."""
     lines, late, known = [], [], set()
+    missed = any(it.open for it in reports)
     for it in reports:
-        name = f"rank {it.rank} ({it.host})"
         if it.life == "gone" and it.left != "closed":
-            lines.append(f"{name} is gone ({it.how or 'killed, or ended without a word'})")
+            how = it.how or "killed, or ended without a word"
+            lines.append(f"{_name(it)} is gone ({how}){_left_at(it)}")
         elif it.life == "stopped":
-            lines.append(f"{name} is stopped (SIGSTOP, Ctrl-Z or a debugger){_where(it)}")
+            lines.append(f"{_name(it)} is stopped (SIGSTOP, Ctrl-Z or a debugger){_where(it)}")
             late.append(it.rank)
+        elif it.left == "closed":
+            if missed:  # otherwise it is no news
+                ended = " and ended" if it.life == "gone" else ""
+                lines.append(f"{_name(it)} has closed the session{ended}")
         elif it.left:
-            done = "has closed the session" if it.left == "closed" else f"has left by {it.left}"
-            lines.append(f"{name} {done}{' and ended' if it.life == 'gone' else ''}")
+            lines.append(f"{_name(it)} has left by {it.left}{_left_at(it)}")
         else:
             continue
         known.add(it.rank)
-    if not any(it.open for it in reports):
-        # That ranks close the session is no news, unless somebody waits for them.
-        lines = [line for line in lines if "has closed the session" not in line]
     for host in dict.fromkeys(it.host for it in reports if it.life == "silent"):
         ranks = [it.rank for it in reports if it.host == host and it.life == "silent"]
         known.update(ranks)
@@ -92,9 +133,24 @@ def _call_that_stands(reports: Sequence[RankReport]) -> Standing | None:
     return max(same, key=lambda call: call.seconds)
 
 
+def _last_calls(reports: Sequence[RankReport]) -> tuple[list[str], set[int]]:
+    """Compare the last call of each group: where calls differ, all ranks leave it with an error."""
+    last: dict[tuple[str, str], int] = {}
+    calls = [(it.rank, call) for it in reports for call in (*it.done, *it.open) if call.members]
+    for _, call in calls:
+        group = call.group, call.members
+        last[group] = max(call.number, last.get(group, 0))
+    for group, number in last.items():
+        same = {r: c for r, c in calls if (c.group, c.members, c.number) == (*group, number)}
+        said, odd = _differing(same)
+        if odd:
+            return said, odd
+    return [], set()
+
+
 def _compare(
     standing: Standing, reports: Sequence[RankReport], present: Sequence[RankReport]
-) -> tuple[list[str], list[int]]:
+) -> tuple[list[str], list[int], set[int]]:
     """Compare what the members of the group have called with a call that stands."""
     members = _members(standing, reports)
     entered = {
@@ -104,26 +160,31 @@ def _compare(
         if (call.group, call.number) == (standing.group, standing.number)
     }
     waiting = [it.rank for it in reports if it.rank in entered and entered[it.rank] in it.open]
-    if len({(call.verb, call.what) for call in entered.values()}) > 1:
-        return _differing(entered), []
+    said, odd = _differing(entered)
+    if odd:
+        return said, [], odd
     missing = [it for it in present if it.rank in members and it.rank not in entered]
     others = f"{len(waiting)} {'other waits' if len(waiting) == 1 else 'others wait'} there."
     if not missing:
         since = f"{_ranks(waiting)} in {standing} since {standing.seconds:.0f} s"
         if len(entered) == len(members) and len(present) == len(reports):
-            return [f"{since}; all its ranks have entered it: the network, or slow ranks"], waiting
-        return [since], []
+            said = [f"{since}; all its ranks have entered it: the network, or slow ranks"]
+            return said, waiting, set()
+        return [since], [], set()
     lines = [f"{_name(it)} has not entered {standing}{_where(it)}" for it in missing]
-    return [*_short(lines), others], [it.rank for it in missing]
+    ranks = [it.rank for it in missing]
+    return [*_short(lines), others], ranks, set(ranks)
 
 
-def _differing(entered: dict[int, Standing]) -> list[str]:
-    """Say in what the calls of the ranks differ."""
-    common = Counter((call.verb, call.what) for call in entered.values()).most_common(1)[0][0]
-    lines = []
+def _differing(entered: dict[int, Standing]) -> tuple[list[str], set[int]]:
+    """Say in what the calls of the ranks differ, and whose are the odd ones."""
+    kinds = {rank: (c.verb, "" if c.verb in _UNEVEN else c.what) for rank, c in entered.items()}
+    common = Counter(kinds.values()).most_common(1)[0][0]
+    lines, odd = [], set()
     for rank, call in sorted(entered.items()):
-        if (call.verb, call.what) == common:
+        if kinds[rank] == common:
             continue
+        odd.add(rank)
         if call.verb != common[0]:
             lines.append(
                 f"rank {rank} called {call.verb} #{call.number} ({call.place}) where the others "
@@ -134,7 +195,7 @@ def _differing(entered: dict[int, Standing]) -> list[str]:
                 f"shapes differ in {call.verb} #{call.number}: rank {rank} {call.what} "
                 f"({call.place}), others {common[1]}"
             )
-    return _short(lines)
+    return _short(lines), odd
 
 
 def _messages(present: Sequence[RankReport]) -> list[str]:
@@ -149,13 +210,13 @@ def _messages(present: Sequence[RankReport]) -> list[str]:
     return [*_short(lines), *_short([f"{_name(it)} is in {it.place}{_since(it)}" for it in others])]
 
 
-def _by_place(present: Sequence[RankReport]) -> tuple[list[str], list[int]]:
+def _by_place(present: Sequence[RankReport], waits: int | None) -> tuple[list[str], list[int]]:
     """Compare where the ranks are; all that is known of verbs that are not Lockstep's own."""
     places = Counter(it.place for it in present)
     if len(places) < 2:
         where = next(iter(places), "")
         return [f"{_ranks([it.rank for it in present])} in {where or 'places unknown'}"], []
-    common = places.most_common(1)[0][0]
+    common = next((it.place for it in present if it.rank == waits), places.most_common(1)[0][0])
     odd = [it for it in present if it.place != common]
     lines = [f"{_name(it)} is in {it.place or 'a place unknown'}{_since(it)}" for it in odd]
     rest = f"{_ranks([it.rank for it in present if it.place == common])} in {common}"
@@ -163,11 +224,8 @@ def _by_place(present: Sequence[RankReport]) -> tuple[list[str], list[int]]:
 
 
 def _members(standing: Standing, reports: Sequence[RankReport]) -> set[int]:
-    if standing.members:
-        return unlisted(standing.members)
-    return {
-        it.rank for it in reports if any(c.group == standing.group for c in (*it.open, *it.done))
-    }
+    """Return the ranks that a call needs: all, where it names none."""
+    return unlisted(standing.members) or {it.rank for it in reports}
 
 
 def _where(it: RankReport) -> str:
@@ -177,8 +235,17 @@ def _where(it: RankReport) -> str:
         return f"; it waits in {calls[0]}"
     if not it.place:
         return ""
+    if it.life == "stopped":
+        return f"; last seen in {it.place}{_since(it)}"  # a moment before, perhaps
     stuck = ", which does not let go of the interpreter" if it.stuck else ""
     return f"; it is in {it.place}{_since(it)}{stuck}"
+
+
+def _left_at(it: RankReport) -> str:
+    """Say where in the user's code a rank was that has left, or is gone."""
+    if not it.place:
+        return ""
+    return f" in {it.place}" if it.left else f"; last seen in {it.place}"
 
 
 def _since(it: RankReport) -> str:

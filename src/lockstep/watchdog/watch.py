@@ -14,11 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep import notes
 from lockstep.ending import within
-from lockstep.errors import LockstepError, RendezvousError, SettingsError
+from lockstep.errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    GroupBroken,
+    LockstepError,
+    MPIFailure,
+    RendezvousError,
+    SettingsError,
+)
 from lockstep.rendezvous.doors import open_door
 from lockstep.rendezvous.tcp import find_address
 from lockstep.watchdog.channel import Channel
-from lockstep.watchdog.hub import Hub, Ranks, say
+from lockstep.watchdog.hub import Hub, Ranks
+from lockstep.watchdog.printing import say
 from lockstep.watchdog.watcher import Limits, Watcher
 from lockstep.watchdog.witness import present
 from lockstep.world import World
@@ -32,6 +41,9 @@ MODE = "LOCKSTEP_WATCHDOG"
 WARN = "LOCKSTEP_WARN"
 # What MPI may take to make the watch's own communicator and memory, once all ranks have come.
 _OPEN = 30.0
+# Errors of a rank that has done nothing wrong itself, as far as it knows; and those of torch's.
+_OF_OTHERS = (CollectiveTimeout, CollectiveMismatch, GroupBroken, MPIFailure)
+_SIGNS = ("timed out", "timeout", "closed by peer", "reset by peer", "broken pipe", "gloo/")
 
 _watcher: Watcher | None = None
 
@@ -102,25 +114,31 @@ def watched(world: World, seconds: float) -> Iterator[None]:
 
 
 def _note_end(recorder: notes.Recorder, error: BaseException) -> None:
-    """Note how the session is left."""
+    """Note how the session is left, and where."""
+    recorder.hold(error.__traceback__)
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         recorder.set(notes.CODE, code)
         recorder.set(notes.STATE, notes.EXITED if code else notes.CLOSED)
         return
-    if _is_late(error):
-        recorder.hold(error.__traceback__)
-        notes.explain()
-    recorder.set(notes.STATE, notes.RAISED)
+    ours = _is_one_of(_OF_OTHERS, error)
+    if _is_one_of((CollectiveMismatch,), error) or (not ours and _is_late(error)):
+        notes.explain()  # the others have had their verdict
+        ours = True
+    recorder.set(notes.STATE, notes.GAVE_UP if ours else notes.RAISED)
+
+
+def _is_one_of(kinds: tuple[type[LockstepError], ...], error: BaseException) -> bool:
+    """Say whether it is such an error; DDP has but the text of it, in an error of torch's."""
+    text = str(error) if type(error) is RuntimeError else ""
+    return isinstance(error, kinds) or any(f"{kind.__name__}: " in text for kind in kinds)
 
 
 def _is_late(error: BaseException) -> bool:
-    """Say whether an error of torch's means that another rank is late, or is gone."""
+    """Say whether an error of torch's means that another rank is late, gone, or calls another."""
     text = str(error).lower()
-    signs = ("timed out", "timeout", "closed by peer", "reset by peer", "broken pipe")
-    # Errors of our own have had their verdict.
     torchs = isinstance(error, RuntimeError) and not isinstance(error, LockstepError)
-    return torchs and any(sign in text for sign in signs)
+    return torchs and any(sign in text for sign in _SIGNS)
 
 
 def _open(world: World, limits: Limits) -> Watcher | None:

@@ -18,10 +18,11 @@ from lockstep.ending import LONGEST, abort
 from lockstep.notes import Recorder
 from lockstep.watchdog import stacks
 from lockstep.watchdog.channel import Channel
-from lockstep.watchdog.hub import HARMLESS, Hub, alone
+from lockstep.watchdog.hub import HARMLESS, Hub
 from lockstep.watchdog.life import Life
+from lockstep.watchdog.printing import alone
 from lockstep.watchdog.reading import Call, Notes, read
-from lockstep.watchdog.report import RankReport, report
+from lockstep.watchdog.report import RankReport, facts_of, report
 
 if TYPE_CHECKING:
     from lockstep.shared_memory import Segment
@@ -84,6 +85,7 @@ class Watcher:
         # what has been said of already: (rank, entered, reason)
         self._said: set[tuple[int, int, str]] = set()
         self._called: tuple[str, dict[str, Any], float] | None = None
+        self._told: frozenset[int] = frozenset()
         self._end_at = 0.0
         self._main = threading.main_thread().ident or 0
         self._selector = selectors.DefaultSelector()
@@ -180,7 +182,7 @@ class Watcher:
         elif "fetch" in message:
             self._channel.send(stacks=self._stacks_of(message["fetch"]))
         elif "told" in message:
-            self._called = None
+            self._called, self._told = None, frozenset(message["told"])
             now = monotonic_ns()
             for part in self._parts:
                 # the words of other ranks are written here only
@@ -203,11 +205,13 @@ class Watcher:
         return found
 
     def _stacks_of(self, ranks: list[int]) -> dict[int, str]:
+        """Return the stacks of ranks of this node; "" of one that cannot answer."""
         found = {}
         for local, rank in enumerate(self.ranks):
-            said = read(self._parts[local])
-            if rank in ranks and not self._lives[local].gone and not self._lives[local].stopped:
-                found[rank] = stacks.ask(said.pid, said.stacks)
+            if rank in ranks:
+                said, life = read(self._parts[local]), self._lives[local]
+                silent = life.gone or life.stopped
+                found[rank] = "" if silent else stacks.ask(said.pid, said.stacks)
         return found
 
     def _look_round(self) -> None:
@@ -233,7 +237,8 @@ class Watcher:
             self._call("quit", {})
             return
         what = said.open[-1] if said.open else None
-        self._call("failed", _facts(what, 0.0) if what else {"what": "a call of torch's"})
+        facts = facts_of(what, 0.0) if what else {"what": "a call of torch's"}
+        self._call("failed", {"rank": self.ranks[local], **facts})
 
     def _left(self, local: int, said: Notes) -> None:
         key = (local, said.state, "left")
@@ -246,7 +251,7 @@ class Watcher:
         if key in self._said:
             return
         self._said.add(key)
-        self._call(reason, _facts(call, age))
+        self._call(reason, facts_of(call, age))
         if reason == "limit" and call.group != notes.SUMS and not self._limits.wait:
             # what the call itself raises at its limit comes first
             self._end_at = self._end_at or time.monotonic() + _GRACE + _ROOT
@@ -280,17 +285,9 @@ class Watcher:
         first = min(n for n, it in self._lives.items() if not it.gone and not it.stopped)
         if first == self.segment.rank:
             silent = "rank 0, which would speak for all, does not answer; on this node:"
-            alone(reason, facts, self._reports(), silent)
+            alone(reason, facts, self._reports(), silent, self._told)
         now = monotonic_ns()
         for part in self._parts:
             Recorder.tell(part, now)
         if reason not in HARMLESS and not self._limits.wait:
             self._end_at = self._end_at or time.monotonic() + _GRACE
-
-
-def _facts(call: Call, age: float) -> dict[str, Any]:
-    group = call.group.partition("|")[0]
-    what = f"{call.verb} #{call.number}"
-    if group not in (notes.MESSAGES, notes.TRAINING):
-        what = f"{what} of group {group}"
-    return {"what": what, "seconds": age, "limit": call.limit}
