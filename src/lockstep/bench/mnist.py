@@ -79,14 +79,14 @@ def _contenders(
     steps = {
         "classic: DataLoader, DDP over gloo": _classic(images, batch_size, world, gloo, True),
         APART[0]: _classic(images, batch_size, world, gloo, False),
-        "tensors, DDP over gloo": _ddp(images, batch_size, world, gloo, True),
-        "tensors, DDP over mpi": _ddp(images, batch_size, world, None, True),
-        APART[1]: _ddp(images, batch_size, world, None, False),
+        "tensors, DDP over gloo": ddp_step(images, batch_size, world, gloo, True),
+        "tensors, DDP over mpi": ddp_step(images, batch_size, world, None, True),
+        APART[1]: ddp_step(images, batch_size, world, None, False),
     }
     waited: dict[str, Callable[[], float]] = {}
     for algorithm in ("auto", *ALGORITHMS):
         name = f"sync_sgd, {algorithm}"
-        steps[name], sgd = _sync_sgd(images, batch_size, world, algorithm)
+        steps[name], sgd = sync_sgd_step(images, batch_size, world, algorithm)
         waited[name] = _reader(sgd)
     return steps, waited
 
@@ -136,10 +136,18 @@ def _classic(
     return _step(DistributedDataParallel(ConvNet(), process_group=group), endless(), together)
 
 
-def _ddp(
+def ddp_step(
     images: Images, batch_size: int, world: World, group: Any, together: bool
 ) -> Callable[[], object]:
-    """Return a step of DDP on whole batches."""
+    """Return a step of DDP on whole batches. Collective.
+
+    Args:
+        images: the training set.
+        batch_size: images a rank takes.
+        world: the ranks.
+        group: of DDP; None for the default one.
+        together: False to leave the communication out.
+    """
     model: Any = ConvNet().to(memory_format=torch.channels_last)
     ddp = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
     return _step(ddp, _endless(images, batch_size, world), together)
@@ -162,10 +170,15 @@ def _step(
     return step
 
 
-def _sync_sgd(
+def sync_sgd_step(
     images: Images, batch_size: int, world: World, algorithm: str
 ) -> tuple[Callable[[], object], SynchronousSGD]:
-    """Return a step of the SGD written by hand, and the SGD."""
+    """Return a step of the SGD written by hand, and the SGD. Collective.
+
+    Args:
+        images, batch_size, world: as for `ddp_step`.
+        algorithm: how it sums gradients.
+    """
     model: Any = ConvNet().to(memory_format=torch.channels_last)
     sgd = SynchronousSGD(model, world, lr=LR, momentum=MOMENTUM, allreduce=algorithm)
     source = _endless(images, batch_size, world)
