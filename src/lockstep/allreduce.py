@@ -8,7 +8,8 @@ number of bytes of the buffer. Every function is Collective; it takes
   shorter than the number of ranks too; the same on all ranks;
 - group: the process group; by default all ranks,
 
-and leaves the same bits on every rank. In float32 the result differs from that of another algorithm
+and leaves the same bits on every rank. Where an exception has left one midway, the group takes none
+any more: GroupBroken. In float32 the result differs from that of another algorithm
 in the last bits, since the order of the additions differs; the half types are added as such.
 
 The algorithms and their names: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective
@@ -25,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep.choice import by_messages, choose
+from lockstep.midway import whole
 from lockstep.world import current
 
 Algorithm = Callable[..., None]
@@ -73,6 +75,7 @@ def check(flat: torch.Tensor) -> None:
         )
 
 
+@whole
 def gather_broadcast(flat: torch.Tensor, group: Any = None) -> None:
     """Let the root add up the buffers of all ranks, and send the sum to all: the naive one.
 
@@ -91,6 +94,7 @@ def gather_broadcast(flat: torch.Tensor, group: Any = None) -> None:
         _send(flat, target, group)
 
 
+@whole
 def ring(flat: torch.Tensor, group: Any = None, scratch: torch.Tensor | None = None) -> None:
     """Send parts round a ring: first each is summed on its way, then the sums go round.
 
@@ -116,6 +120,7 @@ def ring(flat: torch.Tensor, group: Any = None, scratch: torch.Tensor | None = N
         _exchange(leaving, right, mine, left, group)
 
 
+@whole
 def recursive_doubling(flat: torch.Tensor, group: Any = None) -> None:
     """Exchange the whole buffer with partners at distance 1, 2, 4, …: few steps, for short buffers.
 
@@ -135,6 +140,7 @@ def recursive_doubling(flat: torch.Tensor, group: Any = None) -> None:
     _unfold(flat, partner, group)
 
 
+@whole
 def rabenseifner(flat: torch.Tensor, group: Any = None) -> None:
     """Halve the buffer and the distance: sum by halves, then gather the halves again.
 

@@ -47,9 +47,12 @@ class Line:
 
     def finish(self) -> None:
         """Wait until all pieces are through; raise the first error of a stage."""
-        work, self._under_way = self._under_way, []
-        for each in work:
-            each.result()
+        try:
+            for work in self._under_way:
+                work.result()
+        finally:
+            # What still runs when a signal handler raises is waited for the next time.
+            self._under_way = [work for work in self._under_way if not work.done()]
 
     def close(self) -> None:
         """Stop the threads when what is under way is over; do not wait for them."""

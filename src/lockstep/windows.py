@@ -17,7 +17,7 @@ import torch
 from lockstep import kernel, notes
 from lockstep.ending import within_reason
 from lockstep.errors import CollectiveMismatch, CollectiveTimeout, GroupBroken, cure_of_late
-from lockstep.kernel import DTYPES, SMALL
+from lockstep.kernel import DTYPES, LARGEST_TEAM, SMALL
 from lockstep.meeting import Late, Meeting, MessageMeeting
 from lockstep.shared_memory import Segment
 
@@ -97,6 +97,7 @@ class Windows:
         Raises:
             CollectiveTimeout: a rank has not come within the limit, or is gone; it is named.
             CollectiveMismatch: the ranks do not sum the same piece.
+            GroupBroken: an earlier sum did not end, or an exception has left it.
         """
         call: _Call | None = None
         in_torch = None
@@ -104,7 +105,7 @@ class Windows:
         targets = self._size if everywhere else 1
         if library is None or piece.dtype not in self._compiled:
             in_torch = functools.partial(self._sum_in_torch, piece, targets)
-        elif everywhere and nbytes <= SMALL:
+        elif everywhere and nbytes <= SMALL and self._size <= LARGEST_TEAM:
             place = (self._copies[meeting], SMALL, piece.data_ptr())
             call = (library.lockstep_small, 1, (*place, count, DTYPES[piece.dtype]))
         else:
@@ -185,6 +186,11 @@ class Windows:
                 meeting.meet(signature, seconds, eager)
         except Late as late:
             raise self._late(self._called(verb, piece), late) from None
+        except BaseException as error:
+            # Of a signal handler. The others count on this rank; going on, it would answer the next
+            # sum with this one.
+            self._broken = f"an earlier sum was left by {type(error).__name__}"
+            raise
         if not same:
             raise self._different(self._called(verb, piece))
 

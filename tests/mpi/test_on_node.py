@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from helpers import wait
 from lockstep import World
+from lockstep.kernel import SMALL
 from lockstep.mpi_backend.team import BLOCK
 
 LENGTHS = [0, 1, 63, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 5 * BLOCK + 7]
@@ -18,6 +19,47 @@ def numbers(length: int, rank: int) -> torch.Tensor:
     """Return bytes that are another row on every rank."""
     generator = torch.Generator().manual_seed(length + 1000 * rank)
     return torch.randint(0, 256, (length,), generator=generator, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("dtype", ADDED, ids=str)
+def test_all_reduce(world: World, dtype: torch.dtype) -> None:
+    """Around a short piece, a block and the cuts between ranks; at an odd place; one after another.
+
+    Whole numbers are exact, and what lies beside the tensor stays.
+    """
+    line, generator = 64 // dtype.itemsize, torch.Generator().manual_seed(3)
+    short, block = SMALL // dtype.itemsize, BLOCK // dtype.itemsize
+    lengths = [0, 1, line - 1, line, line + 1, world.size * line - 1, world.size * line + 1]
+    lengths += [at + by for at in (short, block, 2 * block) for by in (-1, 0, 1)]
+    for length in [*lengths, block + short, 3 * block + 7, 1]:
+        everyone = torch.randint(-8, 9, (world.size, length + 2), generator=generator)
+        mine = everyone[world.rank].to(dtype)
+        dist.all_reduce(mine[1 : length + 1])
+        expected = everyone[world.rank].clone()
+        expected[1 : length + 1] = everyone[:, 1 : length + 1].sum(0)
+        assert torch.equal(mine, expected.to(dtype)), length
+
+
+@pytest.mark.parametrize("dtype", ADDED, ids=str)
+def test_all_reduce_gives_the_same_bits_everywhere(world: World, dtype: torch.dtype) -> None:
+    """Of numbers that every order of additions rounds in another way; from run to run, too."""
+    for length in (SMALL // dtype.itemsize, BLOCK // dtype.itemsize + 5):
+        generator = torch.Generator().manual_seed(world.rank)
+        numbers = torch.randn(length, generator=generator, dtype=torch.float64)
+        numbers *= 10.0 ** torch.randint(-8, 5, (length,), generator=generator)
+        odd = [float("inf"), -float("inf"), float("nan"), -0.0, 1e-310, 1e-45, 6e-8, 65504.0, 3e38]
+        numbers[torch.randint(0, length, (len(odd),), generator=generator)] = torch.tensor(
+            odd, dtype=torch.float64
+        )
+        runs = []
+        for _ in range(2):
+            total = numbers.to(dtype)
+            dist.all_reduce(total)
+            runs.append(total.view(torch.uint8))
+        rows = torch.empty(world.size, len(runs[0]), dtype=torch.uint8)
+        dist.all_gather_into_tensor(rows, runs[0])
+        assert torch.equal(runs[0], runs[1])
+        assert bool((rows == runs[0]).all())
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -15,8 +17,8 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from helpers import new_group, split
-from lockstep import World, kernel
-from lockstep.errors import CollectiveMismatch, CollectiveTimeout, LockstepError
+from lockstep import World, kernel, windows
+from lockstep.errors import CollectiveMismatch, CollectiveTimeout, GroupBroken, LockstepError
 from lockstep.reducers import Kind, Reducer, make
 from lockstep.replicas import own_group
 
@@ -103,6 +105,72 @@ def test_sums_are_exact(world: World, group: Any, way: str) -> None:
                 expected[begin:end] = everyone[:, begin:end].sum(0)
                 assert torch.equal(buffer, expected.to(dtype)), (sizes, length, dtype)
             reducer.close()
+
+
+def test_lengths_around_that_of_a_short_piece(world: World) -> None:
+    """Where the kernel changes its way, and beside the cuts between ranks; at odd places, too."""
+    group, generator = own_group(), torch.Generator().manual_seed(6)
+    for sizes in nodes_of(world):
+        reducer = open_reducer(split(world, sizes), group, 20_000)
+        for (dtype, _, _), buffer in zip(kinds_of(20_000), reducer.buffers, strict=True):
+            short, line = kernel.SMALL // dtype.itemsize, 64 // dtype.itemsize
+            lengths = [short + by for by in (-1, 0, 1)]
+            lengths += [world.size * line * 80 + by for by in (-line, -1, 0, 1, line)]
+            for number, length in enumerate(lengths):
+                everyone = torch.randint(-8, 9, (world.size, 20_000), generator=generator)
+                buffer.copy_(everyone[world.rank])
+                begin = number % 3
+                reducer.sum(buffer[begin : begin + length])
+                expected = everyone[world.rank].clone()
+                expected[begin : begin + length] = everyone[:, begin : begin + length].sum(0)
+                assert torch.equal(buffer, expected.to(dtype)), (sizes, length, dtype)
+        reducer.close()
+
+
+def test_more_ranks_than_the_kernel_adds_up_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then short pieces go as long ones do: as if so many ranks were too many."""
+    if (library := kernel.library()) is None:
+        pytest.skip("no compiled kernel here: the package was built without a C compiler")
+    monkeypatch.setattr(windows, "LARGEST_TEAM", 0)
+    monkeypatch.setattr(library, "lockstep_small", None)
+    reducer = open_reducer(split(world, [world.size]), own_group(), 10)
+    for buffer in reducer.buffers:
+        buffer.fill_(world.rank)
+        reducer.sum(buffer)
+        assert bool((buffer == sum(range(world.size))).all())
+    reducer.close()
+
+
+class _Alarm(Exception):
+    pass
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("length", [3, 30_000])
+@pytest.mark.parametrize("name", ["shared", "hierarchical", "ring"])
+def test_a_sum_that_an_exception_leaves_is_the_last(world: World, name: str, length: int) -> None:
+    """The others count on this rank; going on, it would answer the next sum with this one."""
+    place = split(world, [1] * world.size if name == "hierarchical" else [world.size])
+    reducer = make(name, kinds_of(length), place, new_group())
+    reducer.sum(reducer.buffers[0])
+    if world.rank == 0:
+
+        def raise_alarm(number: int, frame: FrameType | None) -> None:
+            raise _Alarm
+
+        previous = signal.signal(signal.SIGALRM, raise_alarm)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            with pytest.raises(_Alarm):
+                reducer.sum(reducer.buffers[0])
+        finally:
+            signal.signal(signal.SIGALRM, previous)
+        for _ in range(2):
+            with pytest.raises(GroupBroken, match=r"an earlier sum .*was left by _Alarm"):
+                reducer.sum(reducer.buffers[0])
+    world.comm.Barrier()
 
 
 def test_same_bits_on_all_ranks_and_from_run_to_run(world: World, group: Any) -> None:

@@ -21,7 +21,8 @@ ROWS = [
     | {"ranges"},
     {"world"},
     {"launch", "mpi_backend", "shared_memory", "meeting", "rendezvous", "devices", "threads"}
-    | {"spawn", "together", "interrupt", "progress", "tuning", "watchdog", "choice", "windows"},
+    | {"spawn", "together", "interrupt", "progress", "tuning", "watchdog", "choice", "windows"}
+    | {"midway"},
     {"allreduce", "reducers", "session", "spawned"},
     {"checks", "gradients", "replicas", "sgd", "in_step", "flat", "compress", "batchnorm"}
     | {"data", "models", "checkpoint"}

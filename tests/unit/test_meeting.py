@@ -174,6 +174,45 @@ def test_many_calls(size: int, calls: int, longest: float) -> None:
         end(ranks)
 
 
+def test_numbers_begin_again_at_zero() -> None:
+    """After 2^32 epochs: nobody takes the small numbers for old ones."""
+
+    def body(rank: Rank, pipe: Connection) -> None:
+        first = 2**32 - 40
+        epoch = ctypes.c_uint32.from_address(rank.meeting._team.slots + rank.rank * slot)
+        epoch.value = rank.meeting._epoch = first
+        if rank.rank == 0:
+            gate = rank.meeting._team.slots + rank.size * slot
+            ctypes.c_uint32.from_address(gate).value = first
+        pipe.send("ready")
+        pipe.recv()
+        rank.meeting._epoch = first + 1
+        for call in range(60):
+            verb = VERBS[call % len(VERBS)]
+            count = (3, 300, 3000)[call % 3]
+            data = rank.window(torch.float32, count) if verb == "window" else torch.empty(count)
+            data.fill_(call + rank.rank)
+            rank.call(verb, data, 60.0, call % 2 == 0)
+            check(verb, data, call, rank.size)
+        assert rank.meeting._epoch < 2**31
+        pipe.send("done")
+
+    library = kernel.library()
+    slot = library.lockstep_slot_bytes() if library else 0
+    ranks, pipes = run_ranks(3, body)
+    try:
+        for pipe in pipes:
+            assert pipe.poll(GRACE)
+            assert pipe.recv() == "ready"
+        for pipe in pipes:
+            pipe.send("go")
+        for pipe in pipes:
+            assert pipe.poll(60.0), "a rank hangs"
+            assert pipe.recv() == "done"
+    finally:
+        end(ranks)
+
+
 def test_hundred_thousand_meetings() -> None:
     """Bare meetings in a row, in which ranks take turns in being late."""
 
