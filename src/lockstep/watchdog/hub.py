@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.notes import TRAINING
 from lockstep.watchdog.channel import SEND, Channel
 from lockstep.watchdog.printing import head, lines_of, main_stack, say, table
 from lockstep.watchdog.report import RankReport
@@ -22,6 +23,7 @@ from lockstep.watchdog.verdict import Verdict, judge
 
 # Seconds that a node may take to tell what its ranks do; and to fetch their stacks.
 _ANSWER, _FETCH = 2.0, 2.0
+_CRASH = 1.0
 # The same cause makes several ranks call at almost the same time.
 _SAME = 8.0
 # So long after a rank has left, nobody should wait for it any more.
@@ -102,6 +104,10 @@ class Hub:
 
     def _speak(self, reason: str, call: dict[str, Any]) -> None:
         reports = self._gather()
+        if reason == "failed" and not any(map(_tells, reports)):
+            # A peer that has crashed, as gloo does over another size, takes a moment to be gone.
+            self._until(lambda: False, _CRASH)
+            reports = self._gather()
         before, when = self._blamed
         told = before if time.monotonic() - when < _SAME else frozenset()
         verdict = judge(reports, call.get("rank") if reason == "failed" else None, told)
@@ -242,3 +248,8 @@ class Hub:
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
             self._selector.register(Channel(connection), selectors.EVENT_READ)
+
+
+def _tells(it: RankReport) -> bool:
+    """Say whether a rank's report may explain why another one's call has failed."""
+    return it.life != "running" or any(call.group != TRAINING for call in it.open)

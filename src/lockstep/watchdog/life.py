@@ -119,10 +119,12 @@ def witness(arguments: Sequence[str]) -> int:
     """Say which rank of a node went first, if it left without a word. Local.
 
     Args:
-        arguments: a descriptor of the notes, bytes of a rank's part, the host, the ranks; a part
-            begins with two words of 64 bits, the process id and the state, 0 while it runs.
+        arguments: a descriptor of the notes, bytes of a rank's part, where texts begin in it, the
+            host, the ranks; a part begins with words of 64 bits, the process id, the state, which
+            is 0 while it runs, a moment, and where it was then: a text of its file, and the line.
     """
-    descriptor, each, host, ranks = int(arguments[0]), int(arguments[1]), *arguments[2:4]
+    descriptor, each, texts = map(int, arguments[:3])
+    host, ranks = arguments[3:5]
     names = ranks.split(",")
     notes = mmap.mmap(descriptor, each * len(names))
     words = [struct.unpack_from("qq", notes, each * n) for n in range(len(names))]
@@ -134,13 +136,22 @@ def witness(arguments: Sequence[str]) -> int:
     how = lives[rank].how() if rank else ""
     if rank and not quiet and how != "SIGTERM, signal 15":  # which is how a job is cancelled
         how = how or "killed, or ended without a word"
-        sys.stderr.write(f"lockstep: rank {rank} ({host}) is gone ({how})\n")
+        part = notes[each * names.index(rank) :][:each]
+        sys.stderr.write(f"lockstep: rank {rank} ({host}) is gone ({how}){_seen(part, texts)}\n")
     # The launcher waits until nobody can write to the ranks' output any more.
     sys.stderr.flush()
     os.dup2(1, 2)  # standard output is /dev/null
     if launcher is not None and all(it.ends(_LAST) for it in lives.values()):
         _see_off(launcher)
     return 0
+
+
+def _seen(part: bytes, texts: int) -> str:
+    """Say where in the user's code a rank was a moment ago."""
+    _, _, _, file, line = struct.unpack_from("5q", part)
+    start = texts + file + 1
+    name = part[start : start + part[start - 1]].decode(errors="replace") if file else ""
+    return f"; last seen in {name}:{line}" if name else ""
 
 
 def _first_to_go(lives: Mapping[str, Life]) -> str:

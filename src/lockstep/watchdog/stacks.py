@@ -12,6 +12,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from typing import IO
 
 from lockstep.notes import is_the_users
 from lockstep.waiting import Patience, wait_until
@@ -22,6 +23,8 @@ _SIGNAL = signal.SIGRTMIN + 7
 _LIMIT = 0.5
 _PATIENCE = Patience(spins=1, eager=0.0, share=0.2, longest=0.02)
 
+# What faulthandler writes first and last at a crash.
+_CRASH, _MODULES = "Fatal Python error: ", "\nExtension modules: "
 _file = -1
 
 
@@ -35,7 +38,26 @@ def offer() -> int:
     if _file < 0:
         _file = os.memfd_create("lockstep: stacks", os.MFD_CLOEXEC)
     faulthandler.register(_SIGNAL, file=_file, all_threads=True, chain=False)
+    if not faulthandler.is_enabled():
+        faulthandler.enable(file=_file, all_threads=True)
     return _file
+
+
+def keep(pid: int, descriptor: int) -> IO[bytes] | None:
+    """Keep the file that a process offers, to read it when the process is gone. Local."""
+    try:
+        return open(f"/proc/{pid}/fd/{descriptor}", "rb")
+    except OSError:
+        return None
+
+
+def of_crash(file: IO[bytes] | None) -> str:
+    """Return the stacks with which a process has crashed, "" if it has not. Local."""
+    if file is None:
+        return ""
+    file.seek(0)
+    text = file.read().decode(errors="replace").rpartition(_CRASH)
+    return f"{_CRASH}{text[2].partition(_MODULES)[0].rstrip()}" if text[1] else ""
 
 
 def ask(pid: int, descriptor: int) -> str:

@@ -64,7 +64,7 @@ def judge(
         blamed = blamed | odd
     elif said := _messages(present):
         lines += said
-    elif not lines and present:
+    elif not lines and present and not told:
         said, late = _by_place(present, waits)
         lines += said
         blamed = blamed | set(late)
@@ -95,6 +95,7 @@ def _absent(reports: Sequence[RankReport]) -> tuple[list[str], list[int], set[in
         if it.life == "gone" and it.left != "closed":
             how = it.how or "killed, or ended without a word"
             lines.append(f"{_name(it)} is gone ({how}){_left_at(it)}")
+            late += [it.rank] * (it.how in _CRASHES)
         elif it.life == "stopped":
             lines.append(f"{_name(it)} is stopped (SIGSTOP, Ctrl-Z or a debugger){_where(it)}")
             late.append(it.rank)
@@ -216,7 +217,10 @@ def _by_place(present: Sequence[RankReport], waits: int | None) -> tuple[list[st
     if len(places) < 2:
         where = next(iter(places), "")
         return [f"{_ranks([it.rank for it in present])} in {where or 'places unknown'}"], []
-    common = next((it.place for it in present if it.rank == waits), places.most_common(1)[0][0])
+    most = max(places.values())
+    # Of two, the one whose call has failed is not late; but who calls another verb fails as well.
+    asks = [it.place for it in present if it.rank == waits and places[it.place] == most]
+    common = (asks or [place for place, count in places.items() if count == most])[0]
     odd = [it for it in present if it.place != common]
     lines = [f"{_name(it)} is in {it.place or 'a place unknown'}{_since(it)}" for it in odd]
     rest = f"{_ranks([it.rank for it in present if it.place == common])} in {common}"

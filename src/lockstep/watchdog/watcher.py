@@ -11,7 +11,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from lockstep import notes
 from lockstep.ending import LONGEST, abort
@@ -82,6 +82,7 @@ class Watcher:
         longest = limits.longest if limits.wait else LONGEST
         self.recorder = Recorder(self._parts[segment.rank], longest)
         self._lives: dict[int, Life] = {}
+        self._kept: dict[int, IO[bytes] | None] = {}
         # what has been said of already: (rank, entered, reason)
         self._said: set[tuple[int, int, str]] = set()
         self._called: tuple[str, dict[str, Any], float] | None = None
@@ -142,7 +143,7 @@ class Watcher:
             self._hub.close()
         for life in self._lives.values():
             life.close()
-        for thing in (self._channel, self._signals, self._wake):
+        for thing in (self._channel, self._signals, self._wake, *self._kept.values()):
             if thing is not None:
                 thing.close()
 
@@ -197,28 +198,31 @@ class Watcher:
             state = "gone" if life.gone else "stopped" if life.stopped else "running"
             how = life.how() if state == "gone" else ""
             it = report(self.ranks[local], self._host, read(part), state, how)
-            if it.stuck:
-                # Where it is it cannot say itself.
-                place = stacks.place(stacks.ask(life.pid, read(part).stacks)) or it.place
+            if it.stuck or state == "gone":
+                # Where it is, or has crashed, it cannot say itself.
+                place = stacks.place(self._stack_of(local)) or it.place
                 it = replace(it, place=place)
             found.append(it)
         return found
 
     def _stacks_of(self, ranks: list[int]) -> dict[int, str]:
-        """Return the stacks of ranks of this node; "" of one that cannot answer."""
-        found = {}
-        for local, rank in enumerate(self.ranks):
-            if rank in ranks:
-                said, life = read(self._parts[local]), self._lives[local]
-                silent = life.gone or life.stopped
-                found[rank] = "" if silent else stacks.ask(said.pid, said.stacks)
-        return found
+        local = {rank: n for n, rank in enumerate(self.ranks) if rank in ranks}
+        return {rank: self._stack_of(n) for rank, n in local.items()}
+
+    def _stack_of(self, local: int) -> str:
+        """Return the stacks of a rank of this node; "" if it cannot answer."""
+        life = self._lives[local]
+        if life.gone:
+            return stacks.of_crash(self._kept.get(local))
+        return "" if life.stopped else stacks.ask(life.pid, read(self._parts[local]).stacks)
 
     def _look_round(self) -> None:
         """Look whether a call of a rank of this node stands too long, or has failed."""
         now = monotonic_ns()
         for local, part in enumerate(self._parts):
             said = read(part)
+            if said.stacks and local not in self._kept:
+                self._kept[local] = stacks.keep(said.pid, said.stacks)
             if said.asked:
                 self._heed(local, said, part)
             if said.state not in (notes.RUNNING, notes.CLOSED):

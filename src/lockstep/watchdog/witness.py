@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from lockstep.notes import TEXTS
 from lockstep.watchdog import life
 
 # Seconds; it does nothing but wait, and so ends at once.
@@ -27,7 +28,7 @@ def present(segment: Any, host: str, ranks: Sequence[int]) -> Iterator[None]:
     """
     process, descriptor = None, segment.descriptor
     if descriptor >= 0:
-        where = [str(descriptor), str(segment.each), host, ",".join(map(str, ranks))]
+        where = [str(descriptor), str(segment.each), str(TEXTS), host, ",".join(map(str, ranks))]
         # Without it the watchers still tell, if the launcher lets them live long enough.
         with contextlib.suppress(OSError):
             process = subprocess.Popen(
