@@ -14,7 +14,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -25,6 +25,8 @@ LONGEST = 1e8
 # What follows once all ranks have met is quick, but on a loaded machine it may take seconds; the
 # timeout that the ranks had for the meeting may be shorter than that.
 SETTLE = 10.0
+# What a rank does between its own end and that of MPI, if it is watched.
+farewell: Callable[[], None] | None = None
 # Seconds that the launcher may take to read what this rank has printed.
 _READ = 1.0
 

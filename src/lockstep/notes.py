@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 # Words of the header.
-PID, STATE, BEAT, FILE, LINE, ASKED, TOLD, STACKS, CODE = range(9)
+PID, STATE, BEAT, FILE, LINE, ASKED, TOLD, STACKS, CODE, ENDED = range(10)
 # Values of STATE: in the session; it ended as it should; it was left by an exception, or an exit;
 # or by an error that says what other ranks did or did not.
 RUNNING, CLOSED, RAISED, EXITED, GAVE_UP = range(5)

@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lockstep import launcher
+from lockstep import ending, launcher
 from lockstep.ending import LONGEST, within
 from lockstep.errors import LaunchError
 from lockstep.waiting import wait_until
@@ -209,6 +209,8 @@ def _finalize(pid: int) -> None:
     if os.getpid() != pid:
         return  # a fork has inherited this hook; MPI is its parent's
     if MPI.Is_initialized() and not MPI.Is_finalized():
+        if ending.farewell is not None:
+            ending.farewell()
         MPI.Finalize()
 
 

@@ -114,3 +114,15 @@ def test_leaving_with_a_work_that_cannot_end(name: str, tmp_path: Path) -> None:
     assert not outcome.timed_out, str(outcome)
     event = max(float(at) for at in re.findall(r"event (\d+\.\d+)", outcome.text))
     assert ended - event < 2 * 2 + END, str(outcome)
+
+
+@pytest.mark.parametrize(("name", "backend"), [("openmpi", "gloo"), ("mpich", "mpi")])
+def test_stopped_before_the_end_of_mpi(name: str, backend: str, tmp_path: Path) -> None:
+    """MPI_Finalize would wait for it for ever: after the session's timeout the job is ended."""
+    mpi = need(name)
+    command = mpi.command(3, str(PROGRAMS / "parting.py"), backend, "3")
+    outcome = Program(command, mpi.environment(), tmp_path).finish(START)
+    assert not outcome.timed_out, str(outcome)
+    assert outcome.code != 0, str(outcome)
+    said = re.findall(r"lockstep: rank (\d) \(.*\) is stopped .* since 3 s", outcome.text)
+    assert said == ["1"], str(outcome)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from lockstep import notes
+from lockstep import ending, notes
 from lockstep.ending import within
 from lockstep.errors import (
     CollectiveMismatch,
@@ -26,6 +26,7 @@ from lockstep.errors import (
 from lockstep.rendezvous.doors import open_door
 from lockstep.rendezvous.tcp import find_address
 from lockstep.watchdog.channel import Channel
+from lockstep.watchdog.farewell import Farewell
 from lockstep.watchdog.hub import Hub, Ranks
 from lockstep.watchdog.printing import say
 from lockstep.watchdog.watcher import Limits, Watcher
@@ -84,6 +85,7 @@ def watched(world: World, seconds: float) -> Iterator[None]:
     global _watcher
     asked = mode()
     _dismiss()
+    ending.farewell = None
     # Before the end of MPI, in which a rank waits for the others and cannot say that it has left.
     # What is registered last runs first.
     atexit.unregister(_end)
@@ -98,6 +100,8 @@ def watched(world: World, seconds: float) -> Iterator[None]:
     if _watcher is None:
         yield
         return
+    if asked == "abort":
+        ending.farewell = Farewell(_watcher.segment, _watcher.ranks, world.host, seconds)
     recorder = _watcher.recorder
     notes.current, notes.ask = recorder, _watcher.explain
     with _signals(_watcher), present(_watcher.segment, world.host, _watcher.ranks):

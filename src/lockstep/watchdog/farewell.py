@@ -1,0 +1,85 @@
+"""Wait for the ranks of the node before the end of MPI.
+
+MPI_Finalize waits for all ranks, in C and without a limit. That is right as long as they work. For
+one that is stopped it would be for ever; so the ranks of a node look at each other first.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lockstep import notes
+from lockstep.ending import LONGEST, abort
+from lockstep.waiting import BACKGROUND, wait_until
+from lockstep.watchdog.life import Life
+
+if TYPE_CHECKING:
+    from lockstep.shared_memory import Segment
+
+# Seconds between two looks whether a process is stopped.
+_LOOK = 0.25
+# Seconds that the first rank that waits has for its words, before the next one would say them.
+_AFTER = 3.0
+_WORD = struct.Struct("q")
+
+
+class Farewell:
+    """What a rank does last. Local; as a call it waits for the ranks of the node that still work.
+
+    Args:
+        segment: the notes of the ranks of the node.
+        ranks: their ranks in the world, in the order of the segment.
+        host: name of this host.
+        seconds: how long a rank may be stopped before the job is ended.
+    """
+
+    def __init__(self, segment: Segment, ranks: Sequence[int], host: str, seconds: float) -> None:
+        self._segment, self._ranks, self._host, self._seconds = segment, ranks, host, seconds
+        self._parts = [segment.part(r) for r in range(segment.size)]
+        self._lives: dict[int, Life] = {}
+        self._stopped: dict[int, float] = {}  # since when, by the number on the node
+        self._next_look = 0.0
+
+    def __call__(self) -> None:
+        """Wait; end the job if one of them is stopped for too long."""
+        _WORD.pack_into(self._parts[self._segment.rank], notes.ENDED * 8, 1)
+        for number, part in enumerate(self._parts):
+            if number != self._segment.rank:
+                self._lives[number] = Life(_WORD.unpack_from(part, notes.PID * 8)[0])
+        wait_until(self._all_have_come, LONGEST, BACKGROUND)
+        for life in self._lives.values():
+            life.close()
+
+    def _all_have_come(self) -> bool:
+        missing = [number for number in self._lives if not self._has_come(number)]
+        now = time.monotonic()
+        if not missing or now < self._next_look:
+            return not missing
+        self._next_look = now + _LOOK
+        for number in missing:
+            if not self._lives[number].stopped:
+                self._stopped.pop(number, None)
+            elif now - self._stopped.setdefault(number, now) > self._seconds + self._turn():
+                self._end(number)
+        return all(self._lives[number].gone for number in missing)
+
+    def _has_come(self, number: int) -> bool:
+        return bool(_WORD.unpack_from(self._parts[number], notes.ENDED * 8)[0])
+
+    def _turn(self) -> float:
+        """Return how much later than the first rank that waits this one speaks, in seconds."""
+        return 0.0 if not any(map(self._has_come, range(self._segment.rank))) else _AFTER
+
+    def _end(self, number: int) -> None:
+        sys.stderr.write(
+            f"lockstep: rank {self._ranks[number]} ({self._host}) is stopped (SIGSTOP, Ctrl-Z or a "
+            f"debugger) since {self._seconds:g} s, and others wait for it at the end of their "
+            "program\n"
+            "  needed: every rank ends its program\n"
+            f"  to do:  kill -CONT {self._lives[number].pid} in time; the job is ended\n"
+        )
+        abort(1)
