@@ -43,6 +43,13 @@ class Options:
     bucket_bytes: int = BUCKET_BYTES
     compress: Compression | str | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.bucket_bytes, int) or self.bucket_bytes < 1:
+            raise ValueError(
+                f"found bucket_bytes={self.bucket_bytes!r}\n  needed: a whole number, 1 or more\n"
+                f"  to do:  leave it at {BUCKET_BYTES}"
+            )
+
 
 class _Bucket:
     """A part of the buffer and how many of its gradients are still to come.

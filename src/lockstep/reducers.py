@@ -100,7 +100,7 @@ def _obstacle(name: str, kinds: Sequence[Kind], world: World, group: Any) -> str
     if (world.rank, world.size) != (dist.get_rank(group), dist.get_world_size(group)):
         return "the process group and the world have not the same ranks"
     if os.environ.get("LOCKSTEP_SHARED", "1") == "0":
-        return "LOCKSTEP_SHARED=0"
+        return f"LOCKSTEP_SHARED=0 on rank {world.rank}"
     return ""
 
 

@@ -20,32 +20,50 @@ def own_group() -> Any:
     return dist.new_group(timeout=backend.options._timeout)
 
 
-def equalize(model: nn.Module, group: Any = None, settings: str = "") -> None:
+def equalize(
+    model: nn.Module,
+    group: Any = None,
+    settings: str = "",
+    trained: Iterable[torch.Tensor] | None = None,
+) -> None:
     """Give all ranks the root's parameters and buffers, if the model is the same. Collective.
 
     Args:
         model: the model.
         group: the ranks.
         settings: what else has to be the same, in words.
+        trained: parameters whose order has to be the same, too.
 
     Raises:
         LockstepError: on all ranks, naming the first rank and tensor that differ.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    mine = [f"{name}: {t.dtype}{list(t.shape)}" for name, t in tensors]
-    mine += [settings] if settings else []
+    mine = [f"{name}: {t.dtype}{list(t.shape)}{_frozen(t)}" for name, t in tensors]
+    names = {id(t): name for name, t in tensors}
+    order = [f"{names.get(id(t), 'unnamed')}: {list(t.shape)}" for t in trained or ()]
     everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, mine, group=group)
+    dist.all_gather_object(everyone, (mine, order, [settings]), group=group)
+    _require_same("model", [theirs[0] for theirs in everyone])
+    _require_same("list of parameters", [theirs[1] for theirs in everyone])
+    _require_same("setting", [theirs[2] for theirs in everyone])
+    share([t for _, t in tensors], group)
+
+
+def _frozen(tensor: torch.Tensor) -> str:
+    trains = not isinstance(tensor, nn.Parameter) or tensor.requires_grad
+    return "" if trains else " that needs no gradient"
+
+
+def _require_same(what: str, everyone: list[list[str]]) -> None:
     for rank, theirs in enumerate(everyone):
         if theirs != everyone[0]:
             pairs = zip(_padded(everyone[0], theirs), _padded(theirs, everyone[0]), strict=True)
             root, other = next((a, b) for a, b in pairs if a != b)
             raise LockstepError(
-                f"the model on rank {rank} is not that of rank 0: {other} against {root}",
+                f"the {what} on rank {rank} is not that of rank 0: {other} against {root}",
                 needed="the same parameters, buffers and settings, in the same order, on all ranks",
                 cure="make the model from the same settings on all ranks",
             )
-    share([t for _, t in tensors], group)
 
 
 def share(tensors: Iterable[torch.Tensor], group: Any = None) -> None:

@@ -182,7 +182,8 @@ class Synchronous(InStep):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         options = Options(allreduce, bucket_bytes, compress)
         said = f"{_spell(optimizer)}, max_norm={max_norm}, {options}"
-        equalize(model if model is not None else nn.ParameterList(parameters), self._group, said)
+        whole = model if model is not None else nn.ParameterList(parameters)
+        equalize(whole, self._group, said, parameters)
         self._buffers = list(model.buffers()) if model is not None else []
         self.gradients = Gradients(parameters, world, self._group, options)
 

@@ -60,10 +60,12 @@ class Segment:
         except (OSError, ValueError) as error:
             trouble = _why(error) or f"rank {comm.rank} cannot map {path}: {error}"
         # The root keeps its descriptor until all have said that they opened it.
-        troubles = [text for text in comm.allgather(trouble) if text]
+        everyone = comm.allgather((trouble, self.each))
+        troubles = [text for text, _ in everyone if text]
         self.descriptor = os.dup(descriptor) if keep and descriptor >= 0 else -1
         if descriptor >= 0:
             os.close(descriptor)
+        _require_equal([each for _, each in everyone], purpose)
         if troubles or mapped is None:
             raise LockstepError(
                 f"no memory to share for {purpose} ({total >> 10} KiB on a node): {troubles[0]}",
@@ -98,6 +100,16 @@ class Segment:
         if not count:
             return torch.empty(0, dtype=dtype)
         return torch.frombuffer(self._map, dtype=dtype, count=count, offset=start)
+
+
+def _require_equal(sizes: list[int], purpose: str) -> None:
+    if len(set(sizes)) > 1:
+        raise LockstepError(
+            f"the ranks of a node want to share memory of different sizes for {purpose}: "
+            f"{', '.join(map(str, sizes))} bytes",
+            needed="the same buffers, in the same order, on all ranks",
+            cure="look for a size that depends on the rank",
+        )
 
 
 def _create(total: int, purpose: str) -> tuple[int, str]:

@@ -299,6 +299,14 @@ def test_what_cannot_be_is_refused_on_all_ranks(world: World) -> None:
     assert make("auto", kinds_of(4), two, group).name == "hierarchical"
 
 
+@pytest.mark.ranks(2)
+def test_buffers_of_other_lengths_are_refused(world: World) -> None:
+    """On all ranks: the ranks would take each other's memory for something else."""
+    length = 10 + 10_000 * (world.rank == 1)
+    with pytest.raises(LockstepError, match="memory of different sizes for gradients: "):
+        make("shared", kinds_of(length), split(world, [world.size]), own_group())
+
+
 def memory() -> int:
     """Return the bytes of this process; what several share counts as a part for each of them."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()

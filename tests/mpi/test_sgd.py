@@ -212,6 +212,26 @@ def test_refuses_different_models(world: World) -> None:
         LockstepError, match=r"model on rank 1 is not that of rank 0: weight: .*4, 3"
     ):
         SynchronousSGD(model, world, lr=0.1)
+    deeper = nn.Sequential(*[nn.Linear(2, 2)] * 1, *[nn.Linear(2, 2)] * (world.rank == 1))
+    with pytest.raises(LockstepError, match=r"rank 1 is not that of rank 0: 1.weight: .*nothing"):
+        SynchronousSGD(deeper, world, lr=0.1)
+
+
+@pytest.mark.ranks(2)
+def test_refuses_to_train_other_parameters(world: World) -> None:
+    """One that is frozen on a rank alone, or another order: gradients would be summed crosswise."""
+    model = nn.Linear(3, 2)
+    model.bias.requires_grad_(world.rank != 1)
+    with pytest.raises(
+        LockstepError, match=r"model on rank 1 .*: bias: .* that needs no gradient against bias"
+    ):
+        SynchronousSGD(model, world, lr=0.1)
+    equal = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    order = list(equal.parameters())[:: -1 if world.rank == 1 else 1]
+    with pytest.raises(
+        LockstepError, match=r"list of parameters on rank 1 .*: 1.weight: .* against 0.weight"
+    ):
+        synchronous(torch.optim.SGD(order, lr=0.1), world, model=equal)
 
 
 def test_schedules_state_and_views(world: World) -> None:
@@ -357,6 +377,13 @@ def test_refuses_different_settings(world: World) -> None:
     adam = torch.optim.Adam(network().parameters(), lr=0.2 if world.rank == 1 else 0.1)
     with pytest.raises(LockstepError, match=r"rank 1 is not that of rank 0: Adam.*'lr': 0.2"):
         synchronous(adam, world)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5])
+def test_refuses_buckets_of_no_size(world: World, wrong: int) -> None:
+    """They would be summed element by element."""
+    with pytest.raises(ValueError, match=f"found bucket_bytes={wrong}"):
+        SynchronousSGD(network(), world, lr=0.1, bucket_bytes=wrong)
 
 
 def test_is_not_copied(world: World) -> None:
