@@ -35,7 +35,7 @@ endif
 export PYTHON LIBMPI
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-unit test-mpi test-hosts test-slurm slurm-smoke conformance smoke bench bench-report lint clean distclean always asked-python
+.PHONY: help setup run test test-unit test-mpi test-hosts test-faults test-slurm slurm-smoke conformance smoke bench bench-report lint clean distclean always asked-python
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -61,6 +61,9 @@ test-mpi: setup ## the tests of tests/mpi on NP ranks
 
 test-hosts: setup ## the tests on 4 hosts, made on this machine out of namespaces (root, Debian)
 	@$(IN) python -m pytest tests/cluster/test_hosts*.py $(ARGS)
+
+test-faults: setup ## faults in training jobs, each with each MPI, job and backend: 20 minutes
+	@$(IN) LOCKSTEP_TEST_FAULTS=all python -m pytest tests/jobs/test_faults.py $(ARGS)
 
 test-slurm: setup ## the tests on a Slurm of 4 nodes, made on this machine (root, Debian)
 	@$(IN) python -m pytest tests/cluster/test_slurm_*.py $(ARGS)

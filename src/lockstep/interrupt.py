@@ -102,8 +102,9 @@ class Interrupts:
         request = self._world.comm.Iallreduce(self._mine, self._all, MPI.BOR)
         with notes.during("world", "the end of a step", self._timeout):
             come = wait_until(request.Test, self._timeout)
+            if not come:
+                notes.explain()  # before the call is over
         if not come:
-            notes.explain()
             raise CollectiveTimeout(
                 f"{self._world} waited {self._timeout:g} s for the others at the end of a step",
                 needed="every rank comes to the end of the same step",

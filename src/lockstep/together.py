@@ -71,8 +71,9 @@ def arrive(world: World, doing: str, limit: float = LIMIT) -> None:
     """
     with notes.during("world", doing, limit):
         come = wait_until(world.comm.Ibarrier().Test, limit)
+        if not come:
+            notes.explain()  # before the call is over
     if not come:
-        notes.explain()
         raise CollectiveTimeout(
             f"{world} waited {limit:g} s for the other ranks to {doing}",
             needed="every rank comes to the same point within that time",

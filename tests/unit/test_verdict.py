@@ -16,7 +16,7 @@ from lockstep import notes
 from lockstep.ranges import listed, unlisted
 from lockstep.watchdog.life import Life
 from lockstep.watchdog.reading import read
-from lockstep.watchdog.report import RankReport, Standing, report
+from lockstep.watchdog.report import UP, RankReport, Standing, report
 from lockstep.watchdog.verdict import judge
 
 
@@ -126,6 +126,80 @@ def test_only_places_are_known() -> None:
     assert verdict.late == [3]
 
 
+def test_ranks_that_end_because_of_others_are_not_named() -> None:
+    """Those that gave up waiting; and those that a launcher ends after one has died."""
+    ranks = [
+        RankReport(0, "node0", left=UP),
+        RankReport(1, "node0", "gone", "SIGKILL, signal 9", place="a.py:1"),
+        RankReport(2, "node1", "gone", "SIGTERM, signal 15"),
+    ]
+    verdict = judge(ranks)
+    assert verdict.text == "rank 1 (node0) is gone (SIGKILL, signal 9); last seen in a.py:1"
+    assert verdict.blamed == {1}
+    assert judge([ranks[0], ranks[2]]).blamed == {2}  # then it was somebody else
+    only = judge([ranks[0], RankReport(1, "node0", "gone", left="closed")])
+    assert only.text == "rank 0 gave up waiting for others"
+    assert not only.blamed
+
+
+def test_who_crashes_after_a_verdict_is_not_named() -> None:
+    """It does so since others end; who is killed then is."""
+    ranks = [
+        RankReport(0, "node0", "gone", "SIGSEGV, signal 11"),
+        RankReport(1, "node0", place="b.py:2"),
+    ]
+    assert judge(ranks).blamed == {0}
+    assert not judge(ranks, told=frozenset({1})).blamed
+    killed = RankReport(0, "node0", "gone", "SIGKILL, signal 9")
+    assert judge([killed, ranks[1]], told=frozenset({1})).blamed == {0}
+
+
+def test_a_crash_where_no_call_is_known() -> None:
+    """Where the others are may be what has made it crash."""
+    crash = RankReport(1, "node0", "gone", "SIGABRT, signal 6", place="odd.py:9")
+    verdict = judge([RankReport(r, "node0", place="a.py:7") if r != 1 else crash for r in range(3)])
+    assert verdict.text.splitlines() == [
+        "rank 1 (node0) is gone (SIGABRT, signal 6); last seen in odd.py:9",
+        "rank 0, 2 in a.py:7",
+    ]
+    assert (verdict.late, verdict.blamed) == ([1], {1})
+
+
+def test_calls_that_differed_and_are_over() -> None:
+    """All ranks have left the last call with an error; the odd one is named, with its line."""
+    ranks = [RankReport(r, "node0", done=[call(7), call(8)]) for r in range(2)]
+    odd = RankReport(2, "node1", done=[call(7), call(8, "broadcast", place="odd.py:3")])
+    assert judge([*ranks, odd]).text == (
+        "rank 2 called broadcast #8 (odd.py:3) where the others called all_reduce #8"
+    )
+    later = [RankReport(it.rank, it.host, done=[*it.done, call(9)]) for it in (*ranks, odd)]
+    assert "broadcast" not in judge(later).text  # somebody has caught that error
+
+
+def test_sizes_that_may_differ() -> None:
+    """An uneven all_to_all that waits for a rank is no mismatch."""
+    uneven = {"verb": "all_to_all_single", "members": "0-2"}
+    ranks = [waiting(r, call(4, what=f"float32[{r + 1}]", **uneven)) for r in range(2)]
+    assert judge([*ranks, RankReport(2, "node1", place="c.py:1", since=9.0)]).blamed == {2}
+
+
+def test_the_sums_of_all_ranks_name_one_that_never_came() -> None:
+    """Their group has no list of members: it is all ranks."""
+    sums = [waiting(r, call(1, "sum", "", group=notes.SUMS, members="")) for r in range(2)]
+    other = waiting(2, call(1, members="0-2", place="test.py:3"))
+    verdict = judge([*sums, other])
+    assert verdict.text.startswith("rank 2 (node1) has not entered sum #1 of group sgd")
+    assert "it waits in all_reduce #1 of group 0 (float32[21840], test.py:3)" in verdict.text
+    assert verdict.blamed == {2}
+
+
+def test_of_two_places_that_of_the_waiting_rank_is_right() -> None:
+    """Whose call has failed is known; with more ranks the majority decides."""
+    two = [RankReport(0, "node0", place="loop.py:4"), RankReport(1, "node0", place="a.py:7")]
+    assert judge(two, waits=1).blamed == {0}
+    assert judge([*two, RankReport(2, "node1", place="a.py:7")], waits=0).blamed == {0}
+
+
 def test_a_normal_end_is_no_news() -> None:
     """All have closed their sessions."""
     verdict = judge([RankReport(r, "node0", "gone", left="closed") for r in range(2)])
@@ -156,6 +230,16 @@ def test_notes_are_read_as_they_were_written() -> None:
     said = report(2, "node1", found, "running", "")
     assert said.open[0].members == "0-3"
     assert RankReport.of_json(said.as_json()) == said
+
+
+def test_a_call_that_is_written_at_this_moment_is_not_begun() -> None:
+    """A limit of 0 would be over at once."""
+    memory = memoryview(bytearray(notes.BYTES))
+    recorder = notes.Recorder(memory, 1e8)
+    at = recorder.enter("0|0-3", "all_reduce", 1, (), 5.0)
+    assert read(memory).open
+    memory[at + 56 : at + 64] = bytes(8)
+    assert not read(memory).calls
 
 
 def test_notes_survive_more_texts_than_there_is_room_for() -> None:

@@ -24,6 +24,8 @@ from lockstep.watchdog.verdict import Verdict, judge
 # Seconds that a node may take to tell what its ranks do; and to fetch their stacks.
 _ANSWER, _FETCH = 2.0, 2.0
 _CRASH = 1.0
+# After so long a sleep this process was stopped, and the nodes have spoken for themselves.
+_ASLEEP = 3.0
 # The same cause makes several ranks call at almost the same time.
 _SAME = 8.0
 # So long after a rank has left, nobody should wait for it any more.
@@ -91,9 +93,12 @@ class Hub:
 
     def _serve(self) -> None:
         while not self._stop.is_set():
+            before = time.monotonic()
             self._listen(0.5)
             calls = self._take("call")
             self._inbox.clear()
+            if time.monotonic() - before > _ASLEEP:
+                continue
             for call in calls:
                 self._speak(str(call["call"]), call)
             if calls:
@@ -220,6 +225,8 @@ class Hub:
                     self._keep(self._nodes[channel], message["bye"])
                 else:
                     self._inbox.append(message)
+                    if "call" in message:
+                        channel.send(heard=True)
             if not channel.open:
                 self._selector.unregister(channel)
                 channel.close()

@@ -24,20 +24,24 @@ def alone(
     reports: Sequence[RankReport],
     silent: str,
     told: frozenset[int],
-) -> None:
+) -> frozenset[int]:
     """Print the verdict of one node, since the root does not answer. Local.
 
     Args:
         reason, call: as a watcher calls it.
         reports: of the ranks of the node.
         silent: what to say of the root.
-        told: whom the root has blamed before.
+        told: who has been blamed before.
+
+    Returns:
+        who is blamed now.
     """
     verdict = judge(reports, told=told)
     if verdict.blamed <= told and (told or reason == "left"):
-        return  # a consequence
+        return verdict.blamed  # a consequence
     lines = [f"lockstep: {head(reason, call)}", f"  {silent}"]
     say("\n".join([*lines, *(f"  {it}" for it in lines_of(verdict.text))]))
+    return verdict.blamed
 
 
 def head(reason: str, call: dict[str, Any]) -> str:

@@ -78,7 +78,8 @@ def read(memory: Any) -> Notes:
     for n in range(CALLS):
         words = _read_call(memory, HEADER + n * CALL)
         number, group, what, where, at, entered, left, limit = words
-        if entered:
+        # The limit is written last: a rank may be interrupted in the middle for a long time.
+        if entered and limit:
             verb, _, tensors = _read_text(memory, what).partition("\0")
             names = _read_text(memory, group), number, verb, tensors, _read_text(memory, where)
             calls.append(Call(*names, at, entered, left, limit))

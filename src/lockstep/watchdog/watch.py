@@ -28,6 +28,7 @@ from lockstep.rendezvous.tcp import find_address
 from lockstep.watchdog.channel import Channel
 from lockstep.watchdog.farewell import Farewell
 from lockstep.watchdog.hub import Hub, Ranks
+from lockstep.watchdog.node import REPORTERS
 from lockstep.watchdog.printing import say
 from lockstep.watchdog.watcher import Limits, Watcher
 from lockstep.watchdog.witness import present
@@ -185,7 +186,7 @@ def _connect(world: World) -> tuple[Channel | None, Hub | None]:
         ranks = Ranks([host for host, _ in where], [node for _, node in where])
         hub = Hub(door.socket, token, ranks, lambda: notes.directory)
     channel = None
-    if world.local_rank < 2:
+    if world.local_rank < REPORTERS:
         channel = _call_root(address, port, token, world.node)
     world.comm.Barrier()
     return channel, hub

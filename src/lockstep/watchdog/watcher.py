@@ -11,7 +11,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from time import monotonic_ns
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep import notes
 from lockstep.ending import LONGEST, abort
@@ -20,17 +20,19 @@ from lockstep.watchdog import stacks
 from lockstep.watchdog.channel import Channel
 from lockstep.watchdog.hub import HARMLESS, Hub
 from lockstep.watchdog.life import Life
+from lockstep.watchdog.node import Node
 from lockstep.watchdog.printing import alone
 from lockstep.watchdog.reading import Call, Notes, read
-from lockstep.watchdog.report import RankReport, facts_of, report
+from lockstep.watchdog.report import facts_of
 
 if TYPE_CHECKING:
     from lockstep.shared_memory import Segment
 
 # Seconds between two looks.
 _TICK = 0.25
-# The root has to answer a call within that time; it asks all nodes for what they know.
-_ROOT = 5.5
+# The root has to say within that time that it has heard a call, and then to answer it: it asks all
+# nodes for what they know, and for stacks.
+_HEARD, _ROOT = 3.0, 8.0
 # An orderly end, with an error of its own, has precedence over ours.
 _GRACE = 3.0
 
@@ -76,16 +78,14 @@ class Watcher:
         limits: Limits,
         hub: Hub | None,
     ) -> None:
-        self.segment, self.ranks, self._host = segment, ranks, host
+        self.segment, self.ranks, self._node = segment, ranks, Node(segment, ranks, host)
         self._channel, self._limits, self._hub = channel, limits, hub
-        self._parts = [segment.part(r) for r in range(segment.size)]
         longest = limits.longest if limits.wait else LONGEST
-        self.recorder = Recorder(self._parts[segment.rank], longest)
-        self._lives: dict[int, Life] = {}
-        self._kept: dict[int, IO[bytes] | None] = {}
+        self.recorder = Recorder(segment.part(segment.rank), longest)
         # what has been said of already: (rank, entered, reason)
         self._said: set[tuple[int, int, str]] = set()
         self._called: tuple[str, dict[str, Any], float] | None = None
+        self._heard = False  # the root knows of it
         self._told: frozenset[int] = frozenset()
         self._end_at = 0.0
         self._main = threading.main_thread().ident or 0
@@ -101,8 +101,8 @@ class Watcher:
         self._selector.register(self._signals, selectors.EVENT_READ, "signals")
         if self._channel is not None:
             self._selector.register(self._channel, selectors.EVENT_READ, "root")
-            for local, part in enumerate(self._parts):
-                life = self._lives[local] = Life(read(part).pid)
+            self._node.watch()
+            for local, life in self._node.lives.items():
                 if local != self.segment.rank and life.fileno() >= 0:
                     self._selector.register(life, selectors.EVENT_READ, "life")
         self._thread.start()
@@ -128,6 +128,9 @@ class Watcher:
         while self.recorder.get(notes.TOLD) < asked and time.monotonic() < deadline:
             if not self._thread.is_alive() or self._stop.wait(0.02):
                 return
+            if self._channel is None and self._node.is_mute():
+                self._node.watch()
+                self._speak("failed", {"what": "a call"})
 
     def close(self, *, ending: bool) -> None:
         """Stop looking; ending: because the program is over, so that nobody need wait. Local."""
@@ -136,14 +139,13 @@ class Watcher:
             self._wake.send(b"\0")
         self._thread.join(2.0)
         if self._channel is not None and self._channel.open:
-            mine = self._reports()[self.segment.rank]
+            mine = self._node.reports()[self.segment.rank]
             mine = replace(mine, ending=ending and bool(mine.left))
             self._channel.send(bye=[mine.as_json()])
         if self._hub is not None:
             self._hub.close()
-        for life in self._lives.values():
-            life.close()
-        for thing in (self._channel, self._signals, self._wake, *self._kept.values()):
+        self._node.close()
+        for thing in (self._channel, self._signals, self._wake):
             if thing is not None:
                 thing.close()
 
@@ -179,52 +181,23 @@ class Watcher:
     def _answer(self, message: dict[str, Any]) -> None:
         assert self._channel is not None
         if "report" in message:
-            self._channel.send(reports=[it.as_json() for it in self._reports()])
+            self._channel.send(reports=[it.as_json() for it in self._node.reports()])
         elif "fetch" in message:
-            self._channel.send(stacks=self._stacks_of(message["fetch"]))
+            self._channel.send(stacks=self._node.stacks_of(message["fetch"]))
         elif "told" in message:
             self._called, self._told = None, frozenset(message["told"])
-            now = monotonic_ns()
-            for part in self._parts:
-                # the words of other ranks are written here only
-                Recorder.tell(part, now)
+            self._node.tell()
+        elif "heard" in message:
+            self._heard = True
         elif "fatal" in message and not self._limits.wait:
             self._end_at = self._end_at or time.monotonic() + _GRACE
-
-    def _reports(self) -> list[RankReport]:
-        found = []
-        for local, part in enumerate(self._parts):
-            life = self._lives[local]
-            state = "gone" if life.gone else "stopped" if life.stopped else "running"
-            how = life.how() if state == "gone" else ""
-            it = report(self.ranks[local], self._host, read(part), state, how)
-            if it.stuck or state == "gone":
-                # Where it is, or has crashed, it cannot say itself.
-                place = stacks.place(self._stack_of(local)) or it.place
-                it = replace(it, place=place)
-            found.append(it)
-        return found
-
-    def _stacks_of(self, ranks: list[int]) -> dict[int, str]:
-        local = {rank: n for n, rank in enumerate(self.ranks) if rank in ranks}
-        return {rank: self._stack_of(n) for rank, n in local.items()}
-
-    def _stack_of(self, local: int) -> str:
-        """Return the stacks of a rank of this node; "" if it cannot answer."""
-        life = self._lives[local]
-        if life.gone:
-            return stacks.of_crash(self._kept.get(local))
-        return "" if life.stopped else stacks.ask(life.pid, read(self._parts[local]).stacks)
 
     def _look_round(self) -> None:
         """Look whether a call of a rank of this node stands too long, or has failed."""
         now = monotonic_ns()
-        for local, part in enumerate(self._parts):
-            said = read(part)
-            if said.stacks and local not in self._kept:
-                self._kept[local] = stacks.keep(said.pid, said.stacks)
+        for local, said in self._node.look():
             if said.asked:
-                self._heed(local, said, part)
+                self._heed(local, said)
             if said.state not in (notes.RUNNING, notes.CLOSED):
                 self._left(local, said)
             for call in said.open:
@@ -235,8 +208,8 @@ class Watcher:
                 if age > min(self._limits.warn, call.limit):
                     self._call_once(local, call, reason, age)
 
-    def _heed(self, local: int, said: Notes, part: Any) -> None:
-        Recorder.heard(part)
+    def _heed(self, local: int, said: Notes) -> None:
+        Recorder.heard(self._node.parts[local])
         if said.asked < 0:
             self._call("quit", {})
             return
@@ -262,8 +235,8 @@ class Watcher:
 
     def _lost(self, life: Life) -> None:
         """A rank of this node has ended: if it has not closed its session, the job has to end."""
-        local = next(n for n, it in self._lives.items() if it is life)
-        said = read(self._parts[local])
+        local = next(n for n, it in self._node.lives.items() if it is life)
+        said = read(self._node.parts[local])
         if said.state == notes.CLOSED:
             return
         self._call("gone", {"rank": self.ranks[local]})
@@ -272,7 +245,10 @@ class Watcher:
 
     def _call(self, reason: str, facts: dict[str, Any]) -> None:
         assert self._channel is not None
-        self._called = self._called or (reason, facts, time.monotonic())
+        if self._called is None:
+            self._called, self._heard = (reason, facts, time.monotonic()), False
+        elif self._called[0] in HARMLESS:
+            self._called = (reason, facts, self._called[2])
         if self._channel.open:
             self._channel.send(call=reason, **facts)
 
@@ -283,15 +259,17 @@ class Watcher:
             return
         reason, facts, since = self._called
         waited = time.monotonic() - since
-        if self._channel.open and waited < _ROOT:
+        patient = self._channel.open and self._node.can_speak(0)
+        if patient and waited < (_ROOT if self._heard else _HEARD):
             return
         self._called = None
-        first = min(n for n, it in self._lives.items() if not it.gone and not it.stopped)
-        if first == self.segment.rank:
-            silent = "rank 0, which would speak for all, does not answer; on this node:"
-            alone(reason, facts, self._reports(), silent, self._told)
-        now = monotonic_ns()
-        for part in self._parts:
-            Recorder.tell(part, now)
+        if self._node.is_first():
+            self._speak(reason, facts)
         if reason not in HARMLESS and not self._limits.wait:
             self._end_at = self._end_at or time.monotonic() + _GRACE
+
+    def _speak(self, reason: str, facts: dict[str, Any]) -> None:
+        """Give the verdict of this node."""
+        silent = "rank 0, which would speak for all, does not answer; on this node:"
+        self._told |= alone(reason, facts, self._node.reports(), silent, self._told)
+        self._node.tell()

@@ -1,0 +1,106 @@
+"""What the ranks of a node are doing, as one of them can see it. Local: waits for nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from time import monotonic_ns
+from typing import IO, TYPE_CHECKING, Any
+
+from lockstep.notes import Recorder
+from lockstep.watchdog import stacks
+from lockstep.watchdog.life import Life, state
+from lockstep.watchdog.reading import Notes, read
+from lockstep.watchdog.report import RankReport, report
+
+if TYPE_CHECKING:
+    from lockstep.shared_memory import Segment
+
+# So many ranks of a node, the first ones, look after all of them.
+REPORTERS = 2
+
+
+class Node:
+    """The ranks of a node.
+
+    Args:
+        segment: their notes.
+        ranks: their ranks in the world, in the order of the segment.
+        host: its name.
+
+    Attributes:
+        ranks: as given.
+        parts: the notes of each.
+        lives: its process, once they are watched.
+    """
+
+    def __init__(self, segment: Segment, ranks: Sequence[int], host: str) -> None:
+        self.ranks, self._mine, self._host = ranks, segment.rank, host
+        self.parts: list[Any] = [segment.part(r) for r in range(segment.size)]
+        self.lives: dict[int, Life] = {}
+        self._kept: dict[int, IO[bytes] | None] = {}
+
+    def watch(self) -> None:
+        """Look at their processes from now on; they have written their numbers."""
+        self.lives = {local: Life(read(part).pid) for local, part in enumerate(self.parts)}
+
+    def look(self) -> Iterator[tuple[int, Notes]]:
+        """Yield what each has noted."""
+        for local, part in enumerate(self.parts):
+            said = read(part)
+            if said.stacks and local not in self._kept:
+                self._kept[local] = stacks.keep(said.pid, said.stacks)
+            yield local, said
+
+    def reports(self) -> list[RankReport]:
+        """Return what is known of each; they are watched."""
+        found = []
+        for local, part in enumerate(self.parts):
+            life = self.lives[local]
+            how_it_is = "gone" if life.gone else "stopped" if life.stopped else "running"
+            how = life.how() if how_it_is == "gone" else ""
+            it = report(self.ranks[local], self._host, read(part), how_it_is, how)
+            if it.stuck or how_it_is == "gone":
+                # Where it is, or has crashed, it cannot say itself.
+                it = replace(it, place=stacks.place(self._stack_of(local)) or it.place)
+            found.append(it)
+        return found
+
+    def stacks_of(self, ranks: Sequence[int]) -> dict[int, str]:
+        """Return the stacks of those of the ranks that are here; "" of one that cannot answer."""
+        here = {rank: local for local, rank in enumerate(self.ranks) if rank in ranks}
+        return {rank: self._stack_of(local) for rank, local in here.items()}
+
+    def can_speak(self, rank: int) -> bool:
+        """Say whether a rank is neither stopped nor gone, as far as can be seen from here."""
+        local = list(self.ranks).index(rank) if rank in self.ranks else -1
+        return local < 0 or state(read(self.parts[local]).pid) not in ("", "Z", "X", "T", "t")
+
+    def is_first(self) -> bool:
+        """Say whether this rank is the first of the reporters that can speak."""
+        able = [rank for rank in self.ranks[:REPORTERS] if self.can_speak(rank)]
+        return bool(able) and able[0] == self.ranks[self._mine]
+
+    def is_mute(self) -> bool:
+        """Say whether no reporter can speak, so that any other rank has to."""
+        return not any(self.can_speak(rank) for rank in self.ranks[:REPORTERS])
+
+    def tell(self) -> None:
+        """Let all know that a verdict was given; nobody but reporters writes there."""
+        now = monotonic_ns()
+        for part in self.parts:
+            Recorder.tell(part, now)
+
+    def close(self) -> None:
+        """Let go of the processes and their stacks."""
+        for life in self.lives.values():
+            life.close()
+        for file in self._kept.values():
+            if file is not None:
+                file.close()
+
+    def _stack_of(self, local: int) -> str:
+        life = self.lives[local]
+        if life.gone:
+            return stacks.of_crash(self._kept.get(local))
+        return "" if life.stopped else stacks.ask(life.pid, read(self.parts[local]).stacks)

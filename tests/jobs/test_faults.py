@@ -1,0 +1,177 @@
+"""Faults in real training jobs: a rank goes wrong in its data, and the verdict says which and how.
+
+By default each fault once with each MPI, by hand over one backend and by DDP over both; with
+LOCKSTEP_TEST_FAULTS=all every combination.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from launching import ROOT, Outcome, Program, need
+
+PROGRAM = str(ROOT / "tests" / "jobs" / "programs" / "faulty.py")
+# Seconds to start Python and torch on all ranks, on a machine that others use as well.
+START = 90.0
+LIMIT = 5.0
+# Seconds that the verdict may take beyond the limit, and as many again on a loaded machine.
+MORE = 5.0 + 5.0
+# Seconds until nothing is left of a job: a launcher that waits for nobody is given 15.
+CLEAN = 25.0
+MARK = "LOCKSTEP_TEST_MARK"
+
+MPIS = ["openmpi", "mpich", "impi"]
+FAULTS = ["kill", "stop", "raise", "exit", "skip", "verb", "shape", "loop"]
+WAYS = [("sync_sgd", "mpi"), ("sync_sgd", "gloo"), ("mnist_ddp", "mpi"), ("mnist_ddp", "gloo")]
+
+# Heads of verdicts after which the job ends.
+HEAD = re.compile(
+    r"lockstep: (?:.* has stood for its limit|.* cannot end|a rank is gone|a rank has left)"
+)
+BLAMED = re.compile(
+    r"rank (\d+)(?: \([^)]+\))? (?:is gone|is stopped|has |called |is in )"
+    r"|shapes differ.*: rank (\d+)"
+)
+# What takes time and proves nothing here.
+QUICK = ["--epochs", "1", "--channels-last", "off"]
+NAME = r"rank 1 \([^)]+\)"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run with a fault.
+
+    Attributes:
+        outcome: how it ended.
+        event: when it happened, in seconds of time.time.
+        lines: each line that was printed, and how many seconds after the event that was seen.
+        left: what was left of it in the end.
+    """
+
+    outcome: Outcome
+    event: float
+    lines: list[tuple[float, str]]
+    left: list[int]
+
+    def when(self, pattern: str) -> float:
+        """Return when something was first said; fail if it never was."""
+        text = "\n".join(line for _, line in self.lines)
+        if (match := re.search(pattern, text)) is None:
+            pytest.fail(f"not said: {pattern}\n{self.outcome}")
+        return self.lines[text.count("\n", 0, match.start())][0]
+
+    @property
+    def blamed(self) -> set[int]:
+        """The ranks that verdicts at an end blame."""
+        found, inside = set(), False
+        for _, line in self.lines:
+            inside = bool(HEAD.match(line)) or (inside and line.startswith("  "))
+            if inside and (match := BLAMED.search(line)):
+                found.add(int(match[1] or match[2]))
+        return found
+
+
+def run(
+    name: str, faults: str, way: tuple[str, str], directory: Path, *flags: str, **env: str
+) -> Run:
+    """Run a job with faults, and look at what it prints while it does."""
+    mpi, (job, backend) = need(name), way
+    command = mpi.command(3, PROGRAM, faults, str(ROOT / "jobs" / f"{job}.py"))
+    command += ["--backend", backend, "--timeout", str(LIMIT), "--data", "sample", *flags]
+    env = mpi.environment(**{MARK: str(directory)}, **env)
+    program = Program(command, env, directory)
+    seen: list[float] = []
+    end = time.monotonic() + START
+    running = True
+    while running and time.monotonic() < end:
+        running = program.process.poll() is None
+        seen += [time.time()] * (program.text().count("\n") - len(seen))
+        time.sleep(0.02)
+    timed_out = running
+    end = time.monotonic() + CLEAN
+    while (left := list(_left(directory))) and time.monotonic() < end:
+        time.sleep(0.1)
+    outcome = program.finish(0.1)
+    assert not timed_out, str(outcome)
+    events = [float(at) for at in re.findall(r"event (\d+\.\d+)", outcome.text)]
+    assert events, str(outcome)
+    lines = outcome.text.split("\n")
+    event = max(events)
+    stamps = [at - event for at in seen] + [time.time() - event] * (len(lines) - len(seen))
+    return Run(outcome, event, list(zip(stamps, lines, strict=True)), left)
+
+
+def _left(directory: Path) -> Iterator[int]:
+    """Find the processes that a run has left, by a variable that is its own."""
+    mark = f"{MARK}={directory}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z" and mark in (entry / "environ").read_bytes().split(b"\0"):
+                yield int(entry.name)
+        except OSError:
+            continue
+
+
+def said(how: str, job: str, backend: str) -> tuple[str, bool]:
+    """Return what has to be said of rank 1, and whether only at the limit."""
+    by_hand, known = job == "sync_sgd", backend == "mpi"
+    match how:
+        case "kill":
+            return rf"{NAME} is gone \((SIGKILL, signal 9|killed)", False
+        case "raise":
+            return r"rank 1 of 3, [^\n]*Traceback|ValueError: boom on purpose", False
+        case "exit":
+            return rf"{NAME} (has left by |is gone \()exit code 3|rank 1 of 3.*leaves with", False
+        case "stop":
+            return rf"{NAME} is stopped \(SIGSTOP.*; last seen in ", True
+    place = "faulty.py" if how != "skip" else f"{job}.py"
+    if by_hand:
+        late = rf"{NAME} has not entered sum of gradients #\d+ of group sgd \({job}.py:\d+\); "
+        call = "broadcast" if how == "verb" else "all_reduce"
+        waits = how != "loop" and known
+        where = rf"it waits in {call} #\d+ of group 0 \([^)]*, " if waits else "it is in "
+        return late + where + rf"{place}:\d+", True
+    if how == "loop" and known:
+        return rf"{NAME} has not entered all_reduce #\d+ .*; it is in faulty.py:\d+", True
+    if not known and how in ("skip", "shape"):  # gloo itself aborts who has the shorter tensor
+        return rf"{NAME} is gone \(SIGABRT, signal 6\); last seen in \w+.py:\d+", False
+    if not known:
+        return rf"{NAME} is in faulty.py:\d+ since", True
+    if how == "verb":
+        return rf"rank 1 called broadcast #\d+ \({place}:\d+\) where the others called all_r", False
+    return rf"shapes differ in all_reduce #\d+: rank 1 float\d+\[[37]\] \({place}:\d+\)", False
+
+
+def cases() -> list[tuple[str, str, str, str]]:
+    """Return the combinations to try: fault, MPI, job, backend."""
+    if os.environ.get("LOCKSTEP_TEST_FAULTS") == "all":
+        return [(how, mpi, *way) for mpi in MPIS for way in WAYS for how in FAULTS]
+    chosen = []
+    for i, how in enumerate(FAULTS):
+        ways = [WAYS[i % 2], *WAYS[2:]]
+        chosen += [(how, mpi, *ways[(i + n) % 3]) for n, mpi in enumerate(MPIS)]
+    return chosen
+
+
+@pytest.mark.parametrize(("how", "name", "job", "backend"), cases())
+def test_a_rank_goes_wrong(how: str, name: str, job: str, backend: str, tmp_path: Path) -> None:
+    """Rank 1 alone is named, once, in time; the job ends, with a code, and nothing is left."""
+    found = run(name, f"{how}:1:5", (job, backend), tmp_path, *QUICK)
+    pattern, at_limit = said(how, job, backend)
+    after = found.when(rf"{HEAD.pattern}[^\n]*\n +{pattern}" if at_limit else pattern)
+    after -= LIMIT if at_limit else 0.0
+    load = os.getloadavg()[0]
+    print(f"{how}, {name}, {job} over {backend}: said after {after:.2f} s, load {load:.1f}")
+    assert after < MORE, str(found.outcome)
+    assert found.outcome.code != 0, str(found.outcome)
+    assert found.blamed <= {1}, str(found.outcome)
+    assert len([line for _, line in found.lines if HEAD.match(line)]) <= 1, str(found.outcome)
+    assert not found.left, str(found.outcome)
