@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import platform
 from collections.abc import Sequence
 from ctypes import c_int, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from lockstep.errors import LockstepError
 
 DONE, DIFFERENT = -1, -2
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -50,6 +53,31 @@ def library() -> Any:
             continue  # built for another machine that shares this directory
         return _declare(loaded)
     return None
+
+
+def require(troubles: Sequence[str]) -> None:
+    """Raise what kept a rank from loading the library, if something did. Local.
+
+    Args:
+        troubles: of all ranks, "" for none; so all of them raise alike.
+
+    Raises:
+        LockstepError: naming the trouble.
+    """
+    if found := [text for text in troubles if text]:
+        raise LockstepError(
+            f"the compiled kernel cannot be loaded on a rank: {found[0]}",
+            needed="the kernel that this version of the package builds, or none, on every host",
+            cure="`make setup` there; LOCKSTEP_KERNEL=0 leaves it out",
+        )
+
+
+def load() -> tuple[Any, str]:
+    """Return the library as `library` does, and what trouble there was. Local; raises nothing."""
+    try:
+        return library(), ""
+    except OSError as error:
+        return None, f"{platform.node()}: {error}"
 
 
 def pointers(addresses: Sequence[int]) -> Any:

@@ -58,7 +58,7 @@ class Segment:
                 os.posix_fallocate(descriptor, self.rank * self.each, self.each)
                 mapped = mmap.mmap(descriptor, total)
         except (OSError, ValueError) as error:
-            trouble = _why(error) or f"rank {comm.rank} cannot map {path}: {error}"
+            trouble = f"rank {comm.rank} cannot map it: {_why(error)}"
         # The root keeps its descriptor until all have said that they opened it.
         everyone = comm.allgather((trouble, self.each))
         troubles = [text for text, _ in everyone if text]
@@ -70,7 +70,7 @@ class Segment:
             raise LockstepError(
                 f"no memory to share for {purpose} ({total >> 10} KiB on a node): {troubles[0]}",
                 needed="so much free memory, and ranks of a node that see each other's /proc",
-                cure="free -m; in containers: one for all ranks of a node, or --pid=host",
+                cure="free -m, ulimit -a; in containers: one for all ranks, or --pid=host",
             )
         self._map = mapped
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
@@ -129,13 +129,15 @@ def _create(total: int, purpose: str) -> tuple[int, str]:
     except OSError as error:
         if descriptor >= 0:
             os.close(descriptor)
-        return -1, _why(error) or str(error.strerror)
+        return -1, _why(error)
     return descriptor, ""
 
 
 def _why(error: Exception) -> str:
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM)
-    return "no memory is left" if full else ""
+    number = error.errno if isinstance(error, OSError) else None
+    if number in (errno.ENOSPC, errno.ENOMEM):
+        return "no memory is left"
+    return os.strerror(number) if number else str(error)
 
 
 def _room() -> int:

@@ -9,6 +9,8 @@ adds up all copies. The kernel in C does it, or torch where there is none, to th
 from __future__ import annotations
 
 import functools
+import os
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +87,7 @@ class Windows:
         self._compiled = _compiled_of_all(comm, self._library)
         self._eager, self._broken = False, ""
         comm.Free()
+        _open.add(self)
 
     def sum(self, piece: torch.Tensor, *, meeting: int = 0, everywhere: bool = True) -> None:
         """Replace a piece of a buffer by its sum over the ranks of the node. Collective.
@@ -241,10 +244,24 @@ class Windows:
         )
 
 
+_open: weakref.WeakSet[Windows] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Keep a child from taking its parent's place: it has the same memory and the same number."""
+    for each in list(_open):
+        each._broken = "this process is a fork of the rank that opened it"
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def _library_of_all(comm: MPI.Intracomm) -> Any:
     """Return the compiled kernel if all ranks have it, else None. Collective."""
-    library = kernel.library()
-    return library if all(comm.allgather(library is not None)) else None
+    library, trouble = kernel.load()
+    everyone = comm.allgather((library is not None, trouble))
+    kernel.require([theirs for _, theirs in everyone])
+    return library if all(found for found, _ in everyone) else None
 
 
 def _compiled_of_all(comm: MPI.Intracomm, library: Any) -> set[torch.dtype]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -271,6 +273,71 @@ def _limited(world: World, compiled: str) -> Reducer:
     finally:
         del os.environ["LOCKSTEP_KERNEL"]
         kernel.library.cache_clear()
+
+
+@pytest.mark.ranks(2)
+def test_a_fork_is_not_the_rank(world: World, way: str) -> None:
+    """It has the rank's memory, but must not sum in its place."""
+    reducer = make("shared", kinds_of(100), split(world, [world.size]), own_group())
+    buffer = reducer.buffers[0]
+    child = os.fork()
+    if child == 0:
+        try:
+            reducer.sum(buffer)
+        except LockstepError as error:
+            os._exit(7 if "fork" in str(error) else 8)
+        os._exit(9)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 7
+    buffer.fill_(1.0)
+    reducer.sum(buffer)
+    assert bool((buffer == world.size).all())
+
+
+@pytest.mark.ranks(2)
+def test_a_rank_that_cannot_load_the_kernel(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was built for another version: an error on all ranks, and none of them waits."""
+    if kernel.library() is None:
+        pytest.skip("no compiled kernel here: the package was built without a C compiler")
+    group, other = own_group(), new_group()
+    dist.all_reduce(torch.ones(1), group=group)
+    if world.rank == 1:
+        monkeypatch.setattr(kernel, "_VERSION", 0)
+    kernel.library.cache_clear()
+    try:
+        with pytest.raises(LockstepError, match=r"kernel cannot be loaded .* of another version"):
+            make("shared", kinds_of(10), split(world, [world.size]), group)
+        with pytest.raises(LockstepError, match=r"kernel cannot be loaded .* of another version"):
+            dist.all_reduce(torch.ones(1), group=other)
+    finally:
+        monkeypatch.undo()
+        kernel.library.cache_clear()
+    mine = torch.ones(1)
+    dist.all_reduce(mine, group=other)
+    assert mine.item() == world.size
+
+
+@pytest.mark.ranks(2)
+def test_a_rank_that_may_open_no_more_files(world: World) -> None:
+    """It cannot share memory: all ranks are told why, and auto takes another way."""
+    group, held = own_group(), []
+    make("shared", kinds_of(10), split(world, [world.size]), group).close()  # all is loaded
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for who in (0, 1):
+        if world.rank == who:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits[1]))
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(os.open(os.devnull, os.O_RDONLY))
+        try:
+            with pytest.raises(LockstepError, match=r"no memory to share .*: Too many open files"):
+                make("shared", kinds_of(10), split(world, [world.size]), group)
+            assert make("auto", kinds_of(10), split(world, [world.size]), group).name == "mpi"
+        finally:
+            for descriptor in held:
+                os.close(descriptor)
+            held.clear()
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.mark.ranks(2)

@@ -149,14 +149,19 @@ def gather(comm: MPI.Intracomm) -> NodeTeam | None:
     Returns:
         None on all ranks if they are on several nodes, more than 64, without the compiled kernel or
         without memory to share; LOCKSTEP_SHARED=0 says no, too.
+
+    Raises:
+        LockstepError: on all ranks, if one of them cannot load its kernel.
     """
-    library = kernel.library()
+    library, trouble = kernel.load()
     wanted = library is not None and os.environ.get("LOCKSTEP_SHARED", "1") != "0"
     # Where each rank is, the world knows. To split the communicator would tell too, but several
     # threads must not make communicators of several groups at once: some MPIs deadlock.
     world = current()
     place = world.node if wanted and world is not None else -1
-    places = set(comm.allgather(place))
+    everyone = comm.allgather((place, trouble))
+    kernel.require([theirs for _, theirs in everyone])
+    places = {theirs for theirs, _ in everyone}
     if len(places) != 1 or -1 in places or not 1 < comm.size <= kernel.LARGEST_TEAM:
         return None
     try:
