@@ -163,6 +163,11 @@ def test_a_crash_where_no_call_is_known() -> None:
         "rank 0, 2 in a.py:7",
     ]
     assert (verdict.late, verdict.blamed) == ([1], {1})
+    innocent = RankReport(0, "node0", "gone", "SIGABRT, signal 6", place="a.py:7")
+    odd = RankReport(1, "node0", place="odd.py:9")
+    verdict = judge([innocent, odd, RankReport(2, "node0", place="a.py:7")])
+    assert verdict.text.splitlines()[1:] == ["rank 1 (node0) is in odd.py:9", "rank 2 in a.py:7"]
+    assert verdict.blamed == {0, 1}
 
 
 def test_calls_that_differed_and_are_over() -> None:

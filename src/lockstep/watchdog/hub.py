@@ -24,8 +24,9 @@ from lockstep.watchdog.verdict import Verdict, judge
 # Seconds that a node may take to tell what its ranks do; and to fetch their stacks.
 _ANSWER, _FETCH = 2.0, 2.0
 _CRASH = 1.0
-# After so long a sleep this process was stopped, and the nodes have spoken for themselves.
-_ASLEEP = 3.0
+# After so long a sleep this process was stopped, and the nodes have spoken for themselves; what
+# they asked meanwhile is read, and dropped, for so long.
+_ASLEEP, _GET_UP = 3.0, 1.0
 # The same cause makes several ranks call at almost the same time.
 _SAME = 8.0
 # So long after a rank has left, nobody should wait for it any more.
@@ -92,12 +93,16 @@ class Hub:
                 channel.close()
 
     def _serve(self) -> None:
+        awake_at = 0.0
         while not self._stop.is_set():
             before = time.monotonic()
             self._listen(0.5)
             calls = self._take("call")
             self._inbox.clear()
-            if time.monotonic() - before > _ASLEEP:
+            now = time.monotonic()
+            if now - before > _ASLEEP:
+                awake_at = now + _GET_UP
+            if now < awake_at:
                 continue
             for call in calls:
                 self._speak(str(call["call"]), call)

@@ -52,6 +52,10 @@ class Node:
                 self._kept[local] = stacks.keep(said.pid, said.stacks)
             yield local, said
 
+    def said(self, local: int) -> Notes:
+        """Return what one has noted."""
+        return read(self.parts[local])
+
     def reports(self) -> list[RankReport]:
         """Return what is known of each; they are watched."""
         found = []

@@ -18,6 +18,10 @@ _CRASHES = ("SIGABRT, signal 6", "SIGSEGV, signal 11")
 _UNEVEN = {"all_to_all", "all_to_all_single", "all_reduce_sparse"}
 
 
+# What to say, whom to blame, and whose stacks tell more.
+_Finding = tuple[list[str], set[int], list[int]]
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What is wrong.
@@ -49,31 +53,28 @@ def judge(
     """
     victims = _victims(reports, told)
     lines, late, known = _absent([it for it in reports if it.rank not in victims])
-    blamed = known if lines else set()
-    fatal = any(it.life == "gone" or it.ending for it in reports)
+    blamed = set(known) if lines else set()
     present = [it for it in reports if it.rank not in known | victims]
-    standing = _call_that_stands(reports)
-    differing, odd = _last_calls(reports)
-    if differing:
-        lines += differing
-        blamed = blamed | odd
-    elif standing is not None:
-        said, more, odd = _compare(standing, reports, present)
-        lines += said
-        late += more
-        blamed = blamed | odd
-    elif said := _messages(present):
-        lines += said
-    elif not lines and present and not told:
-        said, late = _by_place(present, waits)
-        lines += said
-        blamed = blamed | set(late)
-    elif any(it.how in _CRASHES for it in reports if it.rank not in victims):
-        # gloo ends so if another rank brings a longer tensor
-        lines += _by_place(present, waits)[0]
+    said, odd, more = _compare_calls(reports, present)
+    # gloo makes a rank crash to which another one sends a longer tensor
+    crashed = [it for it in reports if it.how in _CRASHES and it.rank in known]
+    if not said and (crashed or (present and not lines and not told)):
+        said, odd, more = _by_place(present, waits, crashed)
+    lines += said
     if not lines and victims:
         lines = [f"{_ranks(sorted(victims))} gave up waiting for others"]
-    return Verdict("\n".join(lines), sorted(set(late)), frozenset(blamed), fatal)
+    fatal = any(it.life == "gone" or it.ending for it in reports)
+    late = sorted({*late, *more})
+    return Verdict("\n".join(lines), late, frozenset(blamed | odd), fatal)
+
+
+def _compare_calls(reports: Sequence[RankReport], present: Sequence[RankReport]) -> _Finding:
+    """Say what the calls of the ranks tell."""
+    if (found := _last_calls(reports))[0]:
+        return found
+    if (standing := _call_that_stands(reports)) is not None:
+        return _compare(standing, reports, present)
+    return _messages(present), set(), []
 
 
 def _victims(reports: Sequence[RankReport], told: frozenset[int]) -> set[int]:
@@ -134,7 +135,7 @@ def _call_that_stands(reports: Sequence[RankReport]) -> Standing | None:
     return max(same, key=lambda call: call.seconds)
 
 
-def _last_calls(reports: Sequence[RankReport]) -> tuple[list[str], set[int]]:
+def _last_calls(reports: Sequence[RankReport]) -> _Finding:
     """Compare the last call of each group: where calls differ, all ranks leave it with an error."""
     last: dict[tuple[str, str], int] = {}
     calls = [(it.rank, call) for it in reports for call in (*it.done, *it.open) if call.members]
@@ -145,13 +146,13 @@ def _last_calls(reports: Sequence[RankReport]) -> tuple[list[str], set[int]]:
         same = {r: c for r, c in calls if (c.group, c.members, c.number) == (*group, number)}
         said, odd = _differing(same)
         if odd:
-            return said, odd
-    return [], set()
+            return said, odd, []
+    return [], set(), []
 
 
 def _compare(
     standing: Standing, reports: Sequence[RankReport], present: Sequence[RankReport]
-) -> tuple[list[str], list[int], set[int]]:
+) -> _Finding:
     """Compare what the members of the group have called with a call that stands."""
     members = _members(standing, reports)
     entered = {
@@ -163,18 +164,18 @@ def _compare(
     waiting = [it.rank for it in reports if it.rank in entered and entered[it.rank] in it.open]
     said, odd = _differing(entered)
     if odd:
-        return said, [], odd
+        return said, odd, []
     missing = [it for it in present if it.rank in members and it.rank not in entered]
     others = f"{len(waiting)} {'other waits' if len(waiting) == 1 else 'others wait'} there."
     if not missing:
         since = f"{_ranks(waiting)} in {standing} since {standing.seconds:.0f} s"
         if len(entered) == len(members) and len(present) == len(reports):
             said = [f"{since}; all its ranks have entered it: the network, or slow ranks"]
-            return said, waiting, set()
-        return [since], [], set()
+            return said, set(), waiting
+        return [since], set(), []
     lines = [f"{_name(it)} has not entered {standing}{_where(it)}" for it in missing]
     ranks = [it.rank for it in missing]
-    return [*_short(lines), others], ranks, set(ranks)
+    return [*_short(lines), others], set(ranks), ranks
 
 
 def _differing(entered: dict[int, Standing]) -> tuple[list[str], set[int]]:
@@ -211,20 +212,24 @@ def _messages(present: Sequence[RankReport]) -> list[str]:
     return [*_short(lines), *_short([f"{_name(it)} is in {it.place}{_since(it)}" for it in others])]
 
 
-def _by_place(present: Sequence[RankReport], waits: int | None) -> tuple[list[str], list[int]]:
+def _by_place(
+    present: Sequence[RankReport], waits: int | None, crashed: Sequence[RankReport] = ()
+) -> _Finding:
     """Compare where the ranks are; all that is known of verbs that are not Lockstep's own."""
-    places = Counter(it.place for it in present)
+    places = Counter(it.place for it in (*present, *crashed))
     if len(places) < 2:
         where = next(iter(places), "")
-        return [f"{_ranks([it.rank for it in present])} in {where or 'places unknown'}"], []
+        return [f"{_ranks([it.rank for it in present])} in {where or 'places unknown'}"], set(), []
     most = max(places.values())
     # Of two, the one whose call has failed is not late; but who calls another verb fails as well.
     asks = [it.place for it in present if it.rank == waits and places[it.place] == most]
     common = (asks or [place for place, count in places.items() if count == most])[0]
     odd = [it for it in present if it.place != common]
     lines = [f"{_name(it)} is in {it.place or 'a place unknown'}{_since(it)}" for it in odd]
-    rest = f"{_ranks([it.rank for it in present if it.place == common])} in {common}"
-    return [*_short(lines), rest], [it.rank for it in odd]
+    rest = [it.rank for it in present if it.place == common]
+    said = [f"{_ranks(rest)} in {common}"] if rest else []
+    late = [it.rank for it in odd]
+    return [*_short(lines), *said], set(late), late
 
 
 def _members(standing: Standing, reports: Sequence[RankReport]) -> set[int]:

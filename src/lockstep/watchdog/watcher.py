@@ -22,7 +22,7 @@ from lockstep.watchdog.hub import HARMLESS, Hub
 from lockstep.watchdog.life import Life
 from lockstep.watchdog.node import Node
 from lockstep.watchdog.printing import alone
-from lockstep.watchdog.reading import Call, Notes, read
+from lockstep.watchdog.reading import Call, Notes
 from lockstep.watchdog.report import facts_of
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Watcher:
                 return
             if self._channel is None and self._node.is_mute():
                 self._node.watch()
-                self._speak("failed", {"what": "a call"})
+                self._speak("failed", _facts_of_last(self._node.said(self.segment.rank)))
 
     def close(self, *, ending: bool) -> None:
         """Stop looking; ending: because the program is over, so that nobody need wait. Local."""
@@ -201,11 +201,14 @@ class Watcher:
             if said.state not in (notes.RUNNING, notes.CLOSED):
                 self._left(local, said)
             for call in said.open:
-                if call.group == notes.TRAINING:
-                    continue  # a step may take as long as it likes
+                if call.group == notes.TRAINING and not (self._limits.wait and len(said.open) == 1):
+                    # A step may take as long as it likes; but of gloo's verbs, which do not fail
+                    # if they are to wait, nothing else is known.
+                    continue
                 age = (now - call.entered) / 1e9
                 reason = "limit" if age > call.limit else "warn"
-                if age > min(self._limits.warn, call.limit):
+                warn = self._limits.warn if call.group != notes.TRAINING else call.limit
+                if age > min(warn, call.limit):
                     self._call_once(local, call, reason, age)
 
     def _heed(self, local: int, said: Notes) -> None:
@@ -213,9 +216,7 @@ class Watcher:
         if said.asked < 0:
             self._call("quit", {})
             return
-        what = said.open[-1] if said.open else None
-        facts = facts_of(what, 0.0) if what else {"what": "a call of torch's"}
-        self._call("failed", {"rank": self.ranks[local], **facts})
+        self._call("failed", {"rank": self.ranks[local], **_facts_of_last(said)})
 
     def _left(self, local: int, said: Notes) -> None:
         key = (local, said.state, "left")
@@ -236,7 +237,7 @@ class Watcher:
     def _lost(self, life: Life) -> None:
         """A rank of this node has ended: if it has not closed its session, the job has to end."""
         local = next(n for n, it in self._node.lives.items() if it is life)
-        said = read(self._node.parts[local])
+        said = self._node.said(local)
         if said.state == notes.CLOSED:
             return
         self._call("gone", {"rank": self.ranks[local]})
@@ -271,5 +272,12 @@ class Watcher:
     def _speak(self, reason: str, facts: dict[str, Any]) -> None:
         """Give the verdict of this node."""
         silent = "rank 0, which would speak for all, does not answer; on this node:"
-        self._told |= alone(reason, facts, self._node.reports(), silent, self._told)
+        blamed = alone(reason, facts, self._node.reports(), silent, self._told)
+        if reason not in HARMLESS:
+            self._told |= blamed
         self._node.tell()
+
+
+def _facts_of_last(said: Notes) -> dict[str, Any]:
+    """Say which call of a rank has failed, as far as it is known."""
+    return facts_of(said.open[-1], 0.0) if said.open else {"what": "a call of torch's"}
