@@ -96,6 +96,16 @@ def test_a_rank_that_waits_elsewhere() -> None:
     assert "it waits in broadcast #2 of group pair" in said
 
 
+def test_who_waits_elsewhere_is_not_late_if_that_has_a_cause_of_its_own() -> None:
+    """Most ranks wait for rank 2; that one waits for rank 3, which is the late one."""
+    most = [waiting(r, call(4, members="0-3")) for r in range(2)]
+    pair = waiting(2, call(2, group="pair", members="2-3"), done=[call(3, members="0-3")])
+    late = RankReport(3, "node1", place="loop.py:4", since=20.0)
+    verdict = judge([*most, pair, late])
+    assert verdict.blamed == {3}
+    assert verdict.text.startswith("rank 3 (node1) has not entered all_reduce #2 of group pair")
+
+
 def test_a_rank_outside_of_the_group_is_not_late() -> None:
     """Members are those that the group has, not all ranks."""
     ranks = [waiting(r, call(4, members="0-1")) for r in range(2)]

@@ -117,22 +117,34 @@ def _absent(reports: Sequence[RankReport]) -> tuple[list[str], list[int], set[in
 
 
 def _call_that_stands(reports: Sequence[RankReport]) -> Standing | None:
-    """Return the call that most ranks wait in; of a rank's calls the first holds up the others."""
-    firsts: list[Standing] = []
+    """Return the call to look at; of a rank's calls of a group the first holds up the others.
+
+    It is one that nobody keeps waiting who waits elsewhere: the others are consequences of it. Of
+    several, the one that most ranks wait in.
+    """
+    firsts: dict[tuple[str, int], list[Standing]] = {}
+    entered: dict[tuple[str, int], set[int]] = {}
     for it in reports:
         seen = {TRAINING, MESSAGES}
         for call in it.open:
             if call.group not in seen:
                 seen.add(call.group)
-                firsts.append(call)
+                firsts.setdefault((call.group, call.number), []).append(call)
+        for call in (*it.done, *it.open):
+            entered.setdefault((call.group, call.number), set()).add(it.rank)
+    waiting = {it.rank for it in reports if any(call.group != TRAINING for call in it.open)}
+    groups = Counter(call.group for calls in firsts.values() for call in calls)
+
+    known = {it.rank for it in reports}
+
+    def order(key: tuple[str, int]) -> tuple[bool, bool, int, int, int]:
+        missing = (_members(firsts[key][0], reports) & known) - entered[key]
+        held_up = bool(missing & waiting)
+        return not missing, held_up, -groups[key[0]], -len(firsts[key]), key[1]
+
     if not firsts:
         return None
-    groups = Counter(call.group for call in firsts)
-    group = max(groups, key=lambda name: groups[name])
-    numbers = Counter(call.number for call in firsts if call.group == group)
-    number = max(numbers, key=lambda it: (numbers[it], -it))
-    same = [call for call in firsts if (call.group, call.number) == (group, number)]
-    return max(same, key=lambda call: call.seconds)
+    return max(firsts[min(firsts, key=order)], key=lambda call: call.seconds)
 
 
 def _last_calls(reports: Sequence[RankReport]) -> _Finding:
