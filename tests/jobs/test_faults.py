@@ -175,3 +175,97 @@ def test_a_rank_goes_wrong(how: str, name: str, job: str, backend: str, tmp_path
     assert found.blamed <= {1}, str(found.outcome)
     assert len([line for _, line in found.lines if HEAD.match(line)]) <= 1, str(found.outcome)
     assert not found.left, str(found.outcome)
+
+
+@dataclass(frozen=True)
+class Special:
+    """A fault of another kind: faults, job, backend, what is said, and who may be blamed."""
+
+    faults: str
+    job: str
+    backend: str
+    said: str
+    blamed: frozenset[int]
+
+
+STOPPED = r"{} \([^)]+\) is stopped \(SIGSTOP"
+SPECIAL = {
+    "root-stopped": Special(
+        "stop:0:5",
+        "sync_sgd",
+        "mpi",
+        r"rank 0, which would speak for all, [^\n]*\n +" + STOPPED.format("rank 0"),
+        frozenset({0}),
+    ),
+    "both-reporters-stopped": Special(
+        "stop:0:5,stop:1:5",
+        "mnist_ddp",
+        "gloo",
+        STOPPED.format("rank 0") + r"[^\n]*\n +" + STOPPED.format("rank 1"),
+        frozenset({0, 1}),
+    ),
+    "two-loops": Special(
+        "loop:1:1,loop:2:1",
+        "mnist_ddp",
+        "mpi",
+        r"rank 1 [^\n]*; it is in faulty.py:\d+[^\n]*\n +rank 2 [^\n]*; it is in faulty.py:\d+",
+        frozenset({1, 2}),
+    ),
+    "dies-during-the-verdict": Special(
+        "stop:1:21,doomed:2:21",
+        "mnist_ddp",
+        "mpi",
+        STOPPED.format("rank 1"),
+        frozenset({1, 2}),
+    ),
+    "in-the-test": Special(
+        "loop:1:test1",
+        "sync_sgd",
+        "mpi",
+        rf"{NAME} has not entered all_reduce #1 of group 0 \(float64\[3\][^\n]*; it is in faulty",
+        frozenset({1}),
+    ),
+    "longer-tensor": Special(
+        "longer:1:5",
+        "mnist_ddp",
+        "gloo",
+        rf"rank 0 [^\n]*SIGABRT[^\n]*\n +{NAME} is in faulty.py:\d+|"
+        rf"rank 0 \([^)]+\) is gone \(SIGABRT, signal 6\); last seen in mnist_ddp.py",
+        frozenset({0, 1}),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", list(SPECIAL))
+def test_more_goes_wrong(case: str, tmp_path: Path) -> None:
+    """The root, those that look after a node, several at once; at the first step and the last."""
+    it = SPECIAL[case]
+    found = run("openmpi", it.faults, (it.job, it.backend), tmp_path, *QUICK)
+    # gloo's crash may end the job before the verdict; then the witness names the rank
+    verdict = "" if case == "longer-tensor" else rf"{HEAD.pattern}[^\n]*\n(?: [^\n]*\n)*? *"
+    after = found.when(verdict + it.said)
+    print(f"{case}: said {after:.2f} s after the event, with a limit of {LIMIT:g} s")
+    assert after < LIMIT + MORE, str(found.outcome)
+    assert found.outcome.code != 0, str(found.outcome)
+    assert found.blamed <= it.blamed, str(found.outcome)
+    assert not found.left, str(found.outcome)
+
+
+def test_at_a_checkpoint_the_stacks_go_to_the_run(tmp_path: Path) -> None:
+    """A rank loops before it saves; the others wait for it in the checkpoint."""
+    flags = ["--width", "4", "--batch-size", "250", "--save-steps", "2", "--run", "night"]
+    found = run("openmpi", "loop:1:save1", ("resnet_ddp", "mpi"), tmp_path, *flags)
+    found.when(rf"{HEAD.pattern}[^\n]*\n +{NAME} has not entered save #\d+ of group world")
+    assert found.outcome.code != 0, str(found.outcome)
+    assert found.blamed == {1}, str(found.outcome)
+    assert "in go_wrong" in (tmp_path / "night" / "stacks-rank1.txt").read_text()
+    assert not found.left, str(found.outcome)
+
+
+def test_goes_on_over_gloo_if_asked(tmp_path: Path) -> None:
+    """LOCKSTEP_WATCHDOG=wait: a verdict at the limit, though gloo says nothing; all ends well."""
+    way = "mnist_ddp", "gloo"
+    found = run("openmpi", "slow:1:5", way, tmp_path, *QUICK, LOCKSTEP_WATCHDOG="wait")
+    after = found.when(rf"step #\d+ has stood for its limit of 5 s\n +{NAME} is in faulty.py")
+    assert after < LIMIT + MORE, str(found.outcome)
+    assert found.outcome.code == 0, str(found.outcome)

@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -33,8 +34,6 @@ def go_wrong(how: str, tensor: torch.Tensor) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "exit":
             sys.exit(3)
-        case "raise":
-            raise ValueError("boom on purpose")
         case "verb":
             dist.broadcast(tensor, 0)
         case "shape":
@@ -57,6 +56,11 @@ def main() -> None:
             for _ in range(10**6):  # until somebody pulls the cable
                 dist.all_reduce(tensor)
                 time.sleep(0.01)
+        if how == "subgroup":
+            pair = dist.new_group([0, 1], timeout=timedelta(seconds=float(seconds)))
+            if world.rank == 0:
+                dist.all_reduce(tensor, group=pair)
+            how = "loop"
         if how == "quit":
             print("waiting", flush=True)
             if world.rank == 1:
