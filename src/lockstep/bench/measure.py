@@ -22,6 +22,15 @@ from lockstep.world import World
 _LIMIT = 900.0
 
 
+# Says whether to stop, the same on all ranks. Collective.
+Told = Callable[[], bool]
+
+
+def never() -> bool:
+    """Do not stop before the time is over. Local."""
+    return False
+
+
 @dataclass(frozen=True)
 class Sample:
     """Times of one contender at one size.
@@ -78,6 +87,7 @@ def compare_within(
     *,
     rounds: int = 5,
     most: int = 400,
+    told: Told = never,
 ) -> dict[str, Sample]:
     """Do what `compare` does, as often as there is time, three times at least. Collective.
 
@@ -86,6 +96,7 @@ def compare_within(
         seconds: for all of them together; each gets the same share.
         rounds: turns of each, if there is time.
         most: calls in a turn.
+        told: after a round: whether to stop now.
     """
     share = seconds / max(1, len(contenders)) / rounds
     times: dict[str, list[np.ndarray]] = {name: [] for name in contenders}
@@ -93,6 +104,8 @@ def compare_within(
     cost: dict[str, float] = dict.fromkeys(contenders, share)
     spent = dict.fromkeys(contenders, 0.0)
     for round_ in range(rounds):
+        if round_ and told():
+            break
         for name, call in contenders.items():
             if round_ >= 3 and spent[name] + cost[name] > share * rounds:
                 continue

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from lockstep.bench.bandwidth import algorithm_bandwidth
 from lockstep.bench.collective import Clock, Row, Say
-from lockstep.bench.measure import Sample, compare_within
+from lockstep.bench.measure import Sample, Told, compare_within, never
 from lockstep.errors import LockstepError
 from lockstep.world import World
 
@@ -38,8 +38,10 @@ def measure(
     world: World,
     groups: dict[str, Any],
     lengths: Sequence[int],
+    *,
     seconds: float,
     say: Say = lambda text: None,
+    told: Told = never,
 ) -> tuple[list[Row], dict[str, str]]:
     """Measure messages of all lengths between rank 0 and a partner near and far. Collective.
 
@@ -49,20 +51,21 @@ def measure(
         lengths: in bytes, ascending.
         seconds: for all of it.
         say: told what is being measured.
+        told: whether to stop before; what has not been measured by then is left out.
 
     Returns:
         rows, the same on all ranks; and what was left out, and why.
     """
-    clock, rows, left_out = Clock(world, seconds), [], {}
+    clock, rows, left_out = Clock(world, seconds, told), [], {}
     cases = [(where, peer, n) for n in lengths for where, peer in partners(world).items()]
     for i, (where, peer, nbytes) in enumerate(cases):
         left = clock.left()
         if left <= 0:
-            left_out[f"from {nbytes} bytes {where}"] = f"no time left of {seconds:g} s"
+            left_out[f"from {nbytes} bytes {where}"] = clock.why
             break
         say(f"{nbytes} bytes {where}, {left:.0f} s left")
         calls = _calls(world, groups, peer, nbytes)
-        samples = compare_within(world, calls, left / (len(cases) - i))
+        samples = compare_within(world, calls, left / (len(cases) - i), told=told)
         rows += [_row(name, where, nbytes, sample) for name, sample in samples.items()]
     return rows, left_out
 
