@@ -254,7 +254,8 @@ def explain(seconds: float = 6.0) -> None:
     Args:
         seconds: how long to wait for it.
     """
-    if ask is not None:
+    # Of a call after the session the watch, which goes on for ranks that are late, knows nothing.
+    if ask is not None and current is not None:
         ask(seconds)
 
 
