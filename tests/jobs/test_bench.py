@@ -92,6 +92,22 @@ def test_messages(tmp_path: Path) -> None:
     }
 
 
+def test_wrong_places_and_names_are_errors_before_anything_is_measured(tmp_path: Path) -> None:
+    """A table that cannot be written; a name that nothing has."""
+    mpi = need("openmpi")
+    (tmp_path / "file").touch()
+    tune = ("-m", "lockstep", "tune", "--seconds", "1000", "--out", "file/table.json")
+    outcome = mpi.run(2, *tune, directory=tmp_path, limit=LIMIT)
+    assert outcome.code not in (0, None), str(outcome)
+    assert "StorageError: rank 0" in outcome.text, str(outcome)
+    assert "cannot write the table of all-reduces file/table.json" in outcome.text, str(outcome)
+    bench = (JOB, "--seconds", "1000", "--only", "ring,nonsense", "--run", "out")
+    outcome = mpi.run(2, *bench, directory=tmp_path, limit=LIMIT)
+    assert outcome.code not in (0, None), str(outcome)
+    assert "SettingsError: found --only nonsense" in outcome.text, str(outcome)
+    assert "memcpy, MPI_Allreduce, mpi: " in outcome.text, str(outcome)
+
+
 def test_one_rank_says_what_it_needs(tmp_path: Path) -> None:
     """Code 2, and no traceback."""
     mpi = need("openmpi")

@@ -27,11 +27,11 @@ NAME = r"rank 1 \([^)]+\)"
 CASES = {
     "loop": rf"{NAME} has not entered all_reduce #6 of group 0 \(float32\[1000\], "
     r"hanging.py:\d+\); it is in hanging.py:2[67] since \d+ s\n +2 others wait there",
-    "no-interpreter": rf"{NAME} has not entered all_reduce #6 [^\n]*hanging.py:29[^\n]*"
+    "no-interpreter": rf"{NAME} has not entered all_reduce #6 [^\n]*hanging.py:\d+[^\n]*"
     "which does not let go of the interpreter",
     "skip": rf"{NAME} has closed the session",
     # rank 2 waits for rank 0, which waits for rank 1
-    "subgroup": rf"limit of [^\n]*\n +{NAME} has not entered all_reduce #1 of group \d+ [^\n]*; "
+    "subgroup": rf"(limit of|cannot end)[^\n]*\n +{NAME} has not entered all_reduce #1 of group \d+ [^\n]*; "
     r"it is in hanging.py:\d+[^\n]*\n +1 other waits there",
     "message": rf"{NAME} has not entered all_reduce #6 [^\n]*hanging.py:\d+\)",
 }

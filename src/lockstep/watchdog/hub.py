@@ -19,7 +19,7 @@ from lockstep.notes import TRAINING
 from lockstep.watchdog.channel import SEND, Channel
 from lockstep.watchdog.printing import head, lines_of, main_stack, say, table
 from lockstep.watchdog.report import RankReport
-from lockstep.watchdog.verdict import Verdict, judge
+from lockstep.watchdog.verdict import Verdict, judge, last_calls
 
 # Seconds that a node may take to tell what its ranks do; and to fetch their stacks.
 _ANSWER, _FETCH = 2.0, 2.0
@@ -114,7 +114,7 @@ class Hub:
 
     def _speak(self, reason: str, call: dict[str, Any]) -> None:
         reports = self._gather()
-        if reason == "failed" and not any(map(_tells, reports)):
+        if reason == "failed" and not (any(map(_tells, reports)) or last_calls(reports)[0]):
             # A peer that has crashed, as gloo does over another size, takes a moment to be gone.
             self._until(lambda: False, _CRASH)
             reports = self._gather()

@@ -19,7 +19,7 @@ _UNEVEN = {"all_to_all", "all_to_all_single", "all_reduce_sparse"}
 
 
 # What to say, whom to blame, and whose stacks tell more.
-_Finding = tuple[list[str], set[int], list[int]]
+Finding = tuple[list[str], set[int], list[int]]
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ def judge(
     return Verdict("\n".join(lines), late, frozenset(blamed | odd), fatal)
 
 
-def _compare_calls(reports: Sequence[RankReport], present: Sequence[RankReport]) -> _Finding:
+def _compare_calls(reports: Sequence[RankReport], present: Sequence[RankReport]) -> Finding:
     """Say what the calls of the ranks tell."""
-    if (found := _last_calls(reports))[0]:
+    if (found := last_calls(reports))[0]:
         return found
     if (standing := _call_that_stands(reports)) is not None:
         return _compare(standing, reports, present)
@@ -147,7 +147,7 @@ def _call_that_stands(reports: Sequence[RankReport]) -> Standing | None:
     return max(firsts[min(firsts, key=order)], key=lambda call: call.seconds)
 
 
-def _last_calls(reports: Sequence[RankReport]) -> _Finding:
+def last_calls(reports: Sequence[RankReport]) -> Finding:
     """Compare the last call of each group: where calls differ, all ranks leave it with an error."""
     last: dict[tuple[str, str], int] = {}
     calls = [(it.rank, call) for it in reports for call in (*it.done, *it.open) if call.members]
@@ -164,7 +164,7 @@ def _last_calls(reports: Sequence[RankReport]) -> _Finding:
 
 def _compare(
     standing: Standing, reports: Sequence[RankReport], present: Sequence[RankReport]
-) -> _Finding:
+) -> Finding:
     """Compare what the members of the group have called with a call that stands."""
     members = _members(standing, reports)
     entered = {
@@ -226,7 +226,7 @@ def _messages(present: Sequence[RankReport]) -> list[str]:
 
 def _by_place(
     present: Sequence[RankReport], waits: int | None, crashed: Sequence[RankReport] = ()
-) -> _Finding:
+) -> Finding:
     """Compare where the ranks are; all that is known of verbs that are not Lockstep's own."""
     places = Counter(it.place for it in (*present, *crashed))
     if len(places) < 2:
