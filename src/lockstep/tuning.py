@@ -15,6 +15,7 @@ import bisect
 import itertools
 import json
 import os
+import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -191,9 +192,23 @@ def write(path: Path, table: Table) -> None:
     text = json.dumps({"lockstep all-reduce table": FORMAT, "entries": rows}, indent=1) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
     except OSError as error:
         raise failure(error, "write the table of all-reduces", path) from error
-    write_text(path, text)
+
+
+def require_writable(path: Path) -> None:
+    """Try whether a table can be written, before it is measured. Local.
+
+    Raises:
+        StorageError: it cannot.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent) as file:
+            file.write(b"0")
+    except OSError as error:
+        raise failure(error, "write the table of all-reduces", path) from error
 
 
 def steps(pairs: Iterable[tuple[int, str]]) -> Entry:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from lockstep import reducers
 from lockstep.allreduce import NAMES
+from lockstep.errors import SettingsError
 from lockstep.rendezvous import choose_interface
 from lockstep.rendezvous.env import variables
 from lockstep.world import World
@@ -89,6 +90,9 @@ def contenders(
         groups: from `open_groups`.
         dtype: of the buffers.
         only: parts of names, by commas: those alone, and the limit; None for all.
+
+    Raises:
+        SettingsError: a part is in no name.
     """
     found = [Contender(LIMIT, "", "", _copy, sums=False)]
     if dtype in _PLAIN_DTYPES:
@@ -99,8 +103,15 @@ def contenders(
         algorithms = [a for a in NAMES if a != other and (backend == "mpi" or a not in _IN_PLACE)]
         algorithms += ["auto"] if backend == "mpi" else []
         found += [_torch(world, backend, group, algorithm) for algorithm in algorithms]
-    wanted = (LIMIT, *only.split(",")) if only else ("",)
-    return [one for one in found if any(part.strip() in one.name for part in wanted)]
+    wanted = [part.strip() for part in only.split(",")] if only else [""]
+    for part in wanted:
+        if not any(part in one.name for one in found):
+            raise SettingsError(
+                f"found --only {part}, which nothing that is measured here has in its name",
+                needed=f"a part of one of: {', '.join(one.name for one in found)}",
+                cure="change --only",
+            )
+    return [one for one in found if any(part in one.name for part in (LIMIT, *wanted))]
 
 
 def _torch(world: World, backend: str, group: Any, algorithm: str) -> Contender:

@@ -31,7 +31,7 @@ from lockstep.bench.measure import surroundings
 from lockstep.choice import choose
 from lockstep.errors import LockstepError
 from lockstep.rendezvous.agree import gather
-from lockstep.together import on_all
+from lockstep.together import on_all, on_root
 from lockstep.world import World
 
 # What is faster by less than this is not worth another choice.
@@ -87,7 +87,8 @@ def _tune(options: argparse.Namespace) -> int:
         return 2
     with lockstep.session(backend="mpi", timeout=300) as world:
         root = world.rank == 0
-        old = on_all(world, lambda: _old(options.out) if root else {}, "reading the table")
+        old = on_all(world, lambda: _old(options.out) if root else {}, "read the table")
+        on_root(world, lambda: tuning.require_writable(options.out), "write the table")
         groups = open_groups(world)
         if options.backend not in groups:
             raise LockstepError(
@@ -106,7 +107,7 @@ def _tune(options: argparse.Namespace) -> int:
             if root:
                 tuning.write(options.out, table)
 
-        on_all(world, write, "writing the table")
+        on_all(world, write, "write the table")
         if root:
             show(found)
             print(f"Written to {options.out}", flush=True)
