@@ -31,8 +31,8 @@ CASES = {
     "which does not let go of the interpreter",
     "skip": rf"{NAME} has closed the session",
     # rank 2 waits for rank 0, which waits for rank 1
-    "subgroup": rf"(limit of|cannot end)[^\n]*\n +{NAME} has not entered all_reduce #1 of group \d+ "
-    r"[^\n]*; it is in hanging.py:\d+[^\n]*\n +1 other waits there",
+    "subgroup": rf"(limit of|cannot end)[^\n]*\n +{NAME} has not entered all_reduce #1 of group "
+    r"\d+ [^\n]*; it is in hanging.py:\d+[^\n]*\n +1 other waits there",
     "message": rf"{NAME} has not entered all_reduce #6 [^\n]*hanging.py:\d+\)",
 }
 

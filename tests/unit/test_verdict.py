@@ -164,6 +164,16 @@ def test_who_crashes_after_a_verdict_is_not_named() -> None:
     assert judge([killed, ranks[1]], told=frozenset({1})).blamed == {0}
 
 
+def test_after_a_verdict_calls_tell_nothing_new() -> None:
+    """Rank 2 has given up its sum, rank 0 stands in it still; the late one stands elsewhere."""
+    reports = [
+        waiting(0, call(21, "sum", "", group=notes.SUMS, members="")),
+        waiting(1, call(1, members="0-2")),
+        RankReport(2, "node1", left=UP),
+    ]
+    assert not judge(reports, told=frozenset({1})).blamed
+
+
 def test_a_crash_where_no_call_is_known() -> None:
     """Where the others are may be what has made it crash."""
     crash = RankReport(1, "node0", "gone", "SIGABRT, signal 6", place="odd.py:9")

@@ -28,7 +28,7 @@ _CRASH = 1.0
 # they asked meanwhile is read, and dropped, for so long.
 _ASLEEP, _GET_UP = 3.0, 1.0
 # The same cause makes several ranks call at almost the same time.
-_SAME = 8.0
+SAME = 8.0
 # So long after a rank has left, nobody should wait for it any more.
 _SETTLED = 1.0
 # Reasons to speak for which the job goes on.
@@ -64,7 +64,7 @@ class Hub:
         self._inbox: list[dict[str, Any]] = []
         self._said: dict[str, float] = {}
         # who was blamed lately, and when that was, since the job cannot go on
-        self._blamed: tuple[frozenset[int], float] = frozenset(), -_SAME
+        self._blamed: tuple[frozenset[int], float] = frozenset(), -SAME
         # the last word of ranks whose watchers have said goodbye
         self._final: dict[int, RankReport] = {}
         self._parted: set[int] = set()
@@ -107,7 +107,7 @@ class Hub:
             for call in calls:
                 self._speak(str(call["call"]), call)
             if calls:
-                self._tell({"told": sorted(self._blamed[0])})
+                self._tell({"told": sorted(self._lately())})
             if self._check_at and time.monotonic() > self._check_at:
                 self._check_at = 0.0
                 self._speak("left", {})
@@ -118,8 +118,7 @@ class Hub:
             # A peer that has crashed, as gloo does over another size, takes a moment to be gone.
             self._until(lambda: False, _CRASH)
             reports = self._gather()
-        before, when = self._blamed
-        told = before if time.monotonic() - when < _SAME else frozenset()
+        told = self._lately() if reason != "quit" else frozenset()
         verdict = judge(reports, call.get("rank") if reason == "failed" else None, told)
         if reason == "left" and not (verdict.fatal and any(it.open for it in reports)):
             return  # they have left, and nobody waits for them
@@ -138,13 +137,17 @@ class Hub:
             lines += [f"  {it}" for it in table(reports)]
         say("\n".join(lines))
 
+    def _lately(self) -> frozenset[int]:
+        """Return who was blamed a moment ago."""
+        return self._blamed[0] if time.monotonic() - self._blamed[1] < SAME else frozenset()
+
     def _is_said(self, reason: str, verdict: Verdict) -> bool:
         """Say whether as much was printed a moment ago: several ranks find it at a time."""
         key = f"{reason in HARMLESS} {re.sub('[0-9]+ s', '', verdict.text)}"
         now = time.monotonic()
-        said, self._said[key] = now - self._said.get(key, -_SAME) < _SAME, now
-        before, when = self._blamed
-        if now - when < _SAME and before and verdict.blamed <= before:
+        said, self._said[key] = now - self._said.get(key, -SAME) < SAME, now
+        before = self._lately()
+        if before and verdict.blamed <= before:
             return True  # whatever has become of the others since then is a consequence
         if reason == "left" and not verdict.blamed:
             return True  # they have left with an error that says why

@@ -18,7 +18,7 @@ from lockstep.ending import LONGEST, abort
 from lockstep.notes import Recorder
 from lockstep.watchdog import stacks
 from lockstep.watchdog.channel import Channel
-from lockstep.watchdog.hub import HARMLESS, Hub
+from lockstep.watchdog.hub import HARMLESS, SAME, Hub
 from lockstep.watchdog.life import Life
 from lockstep.watchdog.node import Node
 from lockstep.watchdog.printing import alone
@@ -86,7 +86,8 @@ class Watcher:
         self._said: set[tuple[int, int, str]] = set()
         self._called: tuple[str, dict[str, Any], float] | None = None
         self._heard = False  # the root knows of it
-        self._told: frozenset[int] = frozenset()
+        # who was blamed, and when that was
+        self._told: tuple[frozenset[int], float] = frozenset(), 0.0
         self._end_at = 0.0
         self._main = threading.main_thread().ident or 0
         self._selector = selectors.DefaultSelector()
@@ -185,7 +186,8 @@ class Watcher:
         elif "fetch" in message:
             self._channel.send(stacks=self._node.stacks_of(message["fetch"]))
         elif "told" in message:
-            self._called, self._told = None, frozenset(message["told"])
+            self._called = None
+            self._told = frozenset(message["told"]), time.monotonic()
             self._node.tell()
         elif "heard" in message:
             self._heard = True
@@ -272,9 +274,11 @@ class Watcher:
     def _speak(self, reason: str, facts: dict[str, Any]) -> None:
         """Give the verdict of this node."""
         silent = "rank 0, which would speak for all, does not answer; on this node:"
-        blamed = alone(reason, facts, self._node.reports(), silent, self._told)
+        now = time.monotonic()
+        told = self._told[0] if now - self._told[1] < SAME else frozenset()
+        blamed = alone(reason, facts, self._node.reports(), silent, told)
         if reason not in HARMLESS:
-            self._told |= blamed
+            self._told = told | blamed, now
         self._node.tell()
 
 
