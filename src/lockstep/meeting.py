@@ -74,6 +74,7 @@ class Meeting:
 
     Attributes:
         size: number of ranks.
+        crowded: they outnumber the cores that they may use.
         closed: ends a wait that is under way in another thread.
     """
 
@@ -86,8 +87,8 @@ class Meeting:
         self._state_at = ctypes.addressof(self._state)
         self._epoch = 1
         cores = frozenset().union(*(process.cores for process in processes))
-        enough = len(cores) >= self.size
-        self._spins, self._yields = (_SPINS, 0) if enough else (0, _YIELDS)
+        self.crowded = len(cores) < self.size
+        self._spins, self._yields = (0, _YIELDS) if self.crowded else (_SPINS, 0)
         self.closed = False
 
     @classmethod

@@ -71,20 +71,17 @@ class Windows:
             places.append(at)
             at += -(-count * dtype.itemsize // _LINE) * _LINE
         self._segment = Segment(comm, at, purpose)
+        self._base = self._segment.address(comm.rank)
         self.buffers = [
             self._segment.tensor(comm.rank, dtype, count, place)
             for (dtype, count), place in zip(kinds, places, strict=True)
         ]
-        self._meetings: list[Any] = [  # Meeting, or MessageMeeting without the kernel
-            Meeting.among(comm, self._library, self._segment, number * slots)
-            if self._library
-            else MessageMeeting(comm)
-            for number in range(meetings)
-        ]
+        self._meetings = [self._make_meeting(comm, n * slots) for n in range(meetings)]
         self._copies = [
             self._addresses(meetings * slots + number * copies) for number in range(meetings)
         ]
         self._compiled = _compiled_of_all(comm, self._library)
+        self._short = self._longest_short()
         self._eager, self._broken = False, ""
         comm.Free()
         _open.add(self)
@@ -102,19 +99,18 @@ class Windows:
             CollectiveMismatch: the ranks do not sum the same piece.
             GroupBroken: an earlier sum did not end, or an exception has left it.
         """
-        call: _Call | None = None
-        in_torch = None
-        count, nbytes, library = piece.numel(), piece.nbytes, self._library
-        targets = self._size if everywhere else 1
-        if library is None or piece.dtype not in self._compiled:
-            in_torch = functools.partial(self._sum_in_torch, piece, targets)
-        elif everywhere and nbytes <= SMALL and self._size <= LARGEST_TEAM:
-            place = (self._copies[meeting], SMALL, piece.data_ptr())
-            call = (library.lockstep_small, 1, (*place, count, DTYPES[piece.dtype]))
+        do: _Call | Callable[[], None]
+        count, dtype, library = piece.numel(), piece.dtype, self._library
+        address = piece.data_ptr()
+        at, targets = address - self._base, self._size if everywhere else 1
+        if library is None or dtype not in self._compiled:
+            do = functools.partial(self._sum_in_torch, piece, targets)
+        elif everywhere and count * dtype.itemsize <= self._short:
+            place = (self._copies[meeting], SMALL, address)
+            do = (library.lockstep_small, 1, (*place, count, DTYPES[dtype]))
         else:
-            windows = self._addresses(self._place_of(piece))
-            call = (library.lockstep_windows, 2, (windows, count, DTYPES[piece.dtype], targets))
-        self._carry_out("sum", piece, meeting, call, in_torch)
+            do = (library.lockstep_windows, 2, (self._addresses(at), count, DTYPES[dtype], targets))
+        self._carry_out("sum", piece, (at, count), meeting, do)
 
     def spread(self, piece: torch.Tensor, *, meeting: int = 0) -> None:
         """Give all ranks what the first rank's window holds of a piece. Collective.
@@ -122,14 +118,14 @@ class Windows:
         Args:
             the arguments and errors of `sum`.
         """
-        call: _Call | None = None
-        in_torch = None
+        at, count = self._place_of(piece), piece.numel()
+        do: _Call | Callable[[], None]
         if self._library is None or piece.dtype not in self._compiled:
-            in_torch = functools.partial(self._spread_in_torch, piece)
+            do = functools.partial(self._spread_in_torch, piece)
         else:
-            rest = (self._addresses(self._place_of(piece)), piece.numel(), DTYPES[piece.dtype])
-            call = (self._library.lockstep_spread, 2, rest)
-        self._carry_out("spread", piece, meeting, call, in_torch)
+            rest = (self._addresses(at), count, DTYPES[piece.dtype])
+            do = (self._library.lockstep_spread, 2, rest)
+        self._carry_out("spread", piece, (at, count), meeting, do)
 
     def windows(self, piece: torch.Tensor) -> list[torch.Tensor]:
         """Return the same piece in the windows of all ranks of the node. Local."""
@@ -166,26 +162,26 @@ class Windows:
         self,
         verb: str,
         piece: torch.Tensor,
+        place: tuple[int, int],
         number: int,
-        call: _Call | None,
-        in_torch: Callable[[], None] | None,
+        do: _Call | Callable[[], None],
     ) -> None:
         """Do it by a function of the kernel, the epochs it takes and its arguments; or in torch."""
         if self._broken:
             found = f"{self._called(verb, piece)}: {self._broken}"
             raise GroupBroken(found, needed="one that is open", cure="end the job, or reopen")
-        count = piece.numel()
+        at, count = place
         if self._size == 1 or not count:
             return
         meeting, seconds, eager = self._meetings[number], self._seconds, self._eager
         # of whole numbers only: the hash of a text is another in every process
-        signature = hash((len(verb), self._place_of(piece), count)) & (2**62 - 1)
+        signature = hash((len(verb), at, count)) & (2**62 - 1)
         try:
-            if call is not None:
-                function, epochs, rest = call
+            if isinstance(do, tuple):
+                function, epochs, rest = do
                 same = meeting.call(function, signature, epochs, seconds, eager, *rest)
-            elif (same := meeting.meet(signature, seconds, eager)) and in_torch is not None:
-                in_torch()
+            elif same := meeting.meet(signature, seconds, eager):
+                do()
                 meeting.meet(signature, seconds, eager)
         except Late as late:
             raise self._late(self._called(verb, piece), late) from None
@@ -196,6 +192,19 @@ class Windows:
             raise
         if not same:
             raise self._different(self._called(verb, piece))
+
+    def _make_meeting(self, comm: MPI.Intracomm, at: int) -> Any:
+        if self._library is None:
+            return MessageMeeting(comm)
+        return Meeting.among(comm, self._library, self._segment, at)
+
+    def _longest_short(self) -> int:
+        """Return up to how many bytes all copies are added up by all, -1 if nothing is."""
+        if self._size > LARGEST_TEAM:
+            return -1
+        # Where ranks are woken, or take turns, one meeting less is worth more work.
+        crowded = any(isinstance(it, Meeting) and it.crowded for it in self._meetings)
+        return SMALL if crowded else SMALL // 4
 
     def _sum_in_torch(self, piece: torch.Tensor, targets: int) -> None:
         cut = kernel.slice_of(self._rank, self._size, len(piece), piece.element_size())
@@ -211,7 +220,7 @@ class Windows:
         return f"{verb} of {self._purpose} ({len(piece)} x {piece.dtype})"
 
     def _place_of(self, piece: torch.Tensor) -> int:
-        return piece.data_ptr() - self._segment.address(self._rank)
+        return piece.data_ptr() - self._base
 
     def _addresses(self, at: int) -> Any:
         if at not in self._pointers:

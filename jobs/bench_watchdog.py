@@ -1,8 +1,9 @@
 """What the watchdog's notes cost: a verb, and training steps, with and without them in one run.
 
-Start it as ``mpirun -np 2 python -m lockstep.bench.watchdog`` on a machine that does nothing else.
-Without means that the same calls note nothing; the thread that looks on, four times a second, goes
-on beside both.
+    mpirun -np 2 python jobs/bench_watchdog.py
+
+On a machine that does nothing else. Without means that the same calls note nothing; the thread that
+looks on, four times a second, goes on beside both.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Step = Callable[[], object]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; the root prints. Collective."""
-    parser = argparse.ArgumentParser(prog="lockstep.bench.watchdog", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch-size", type=int, default=64, help="images a rank takes at a step")
     parser.add_argument("--steps", type=int, default=40, help="steps of each contender in a turn")
     parser.add_argument("--verbs", type=int, default=3000, help="verbs of each contender in a turn")
