@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Self, TextIO
 
 import pytest
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from _pytest.runner import runtestprotocol
 
 import lockstep
+from lockstep import kernel
 
 # MPI is started by the package, as in a job; to import mpi4py.MPI first would start it before.
 _world = lockstep.discover()
@@ -197,3 +199,22 @@ def _describe(report: pytest.TestReport) -> str:
     parts = [report.longreprtext]
     parts += [f"{title}\n{content}" for title, content in report.sections if content.strip()]
     return "\n".join(parts)
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Sum with the compiled kernel, and without."""
+    if request.param == "torch":
+        monkeypatch.setenv("LOCKSTEP_KERNEL", "0")
+        kernel.library.cache_clear()
+    elif kernel.library() is None:
+        pytest.skip("no compiled kernel here: the package was built without a C compiler")
+    yield str(request.param)
+    monkeypatch.undo()
+    kernel.library.cache_clear()
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """Return one directory that all ranks see."""
+    return Path(_comm.bcast(str(tmp_path), root=0))

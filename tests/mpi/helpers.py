@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from lockstep import World
@@ -38,3 +39,11 @@ def split(world: World, sizes: Sequence[int]) -> World:
         local_rank=world.rank - sum(sizes[:node]),
         local_size=sizes[node],
     )
+
+
+def check_sum(world: World) -> None:
+    """See that the ranks of the session are those of the world."""
+    assert (dist.get_rank(), dist.get_world_size()) == (world.rank, world.size)
+    tensor = torch.full((3,), float(world.rank + 1))
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [world.size * (world.size + 1) / 2] * 3

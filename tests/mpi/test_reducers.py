@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import resource
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,44 +14,12 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
+from buffers import CPU, DTYPES, LENGTHS, bits, kinds_of, nodes_of, odd_numbers, open_reducer
 from helpers import new_group, split
 from lockstep import World, kernel, windows
-from lockstep.errors import CollectiveMismatch, CollectiveTimeout, GroupBroken, LockstepError
-from lockstep.reducers import Kind, Reducer, make
+from lockstep.errors import GroupBroken
+from lockstep.reducers import make
 from lockstep.replicas import own_group
-
-DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-# Around a cache line, a chunk of the kernel, and a block of torch's.
-LENGTHS = [0, 1, 2, 3, 7, 15, 16, 17, 31, 33, 64, 1000, 1023, 1024, 1025, 16_383, 16_385, 40_001]
-CPU = torch.device("cpu")
-
-
-def kinds_of(length: int) -> list[Kind]:
-    """Return a buffer of each dtype."""
-    return [(dtype, CPU, length) for dtype in DTYPES]
-
-
-def nodes_of(world: World) -> list[Sequence[int]]:
-    """Return ways to spread the ranks over nodes, even and uneven ones."""
-    n = world.size
-    ways: list[Sequence[int]] = [[n], [1] * n]
-    ways += [[n // 2, n - n // 2]] if n > 1 else []
-    ways += [[n - 1, 1]] if n > 2 else []
-    ways += [[1, n - 2, 1]] if n > 3 else []
-    return ways
-
-
-@pytest.fixture(params=["compiled", "torch"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Sum with the compiled kernel, and without."""
-    if request.param == "torch":
-        monkeypatch.setenv("LOCKSTEP_KERNEL", "0")
-        kernel.library.cache_clear()
-    elif kernel.library() is None:
-        pytest.skip("no compiled kernel here: the package was built without a C compiler")
-    yield str(request.param)
-    monkeypatch.undo()
-    kernel.library.cache_clear()
 
 
 @pytest.fixture(params=["mpi", "gloo"])
@@ -64,31 +28,6 @@ def group(request: pytest.FixtureRequest) -> Iterator[Any]:
     made = new_group(backend=request.param)
     yield made
     dist.destroy_process_group(made)
-
-
-def open_reducer(world: World, group: Any, length: int) -> Reducer:
-    """Make the reducer that goes with the number of nodes."""
-    name = "shared" if world.nodes == 1 else "hierarchical"
-    return make(name, kinds_of(length), world, group)
-
-
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bits; which NaN a sum gives, no standard says."""
-    return tensor.masked_fill(tensor.isnan(), float("nan")).view(torch.uint8).clone()
-
-
-def odd_numbers(dtype: torch.dtype, length: int, rank: int) -> torch.Tensor:
-    """Return numbers of all magnitudes, and those that arithmetic treats in its own way."""
-    generator = torch.Generator().manual_seed(31 * length + rank)
-    numbers = torch.randn(length, generator=generator, dtype=torch.float64)
-    numbers *= 10.0 ** torch.randint(-8, 5, (length,), generator=generator)
-    odd = [float("inf"), -float("inf"), float("nan"), 0.0, -0.0, 1e-310, 1e-45, 6e-8, 65504.0, 3e38]
-    places = torch.randint(0, max(length, 1), (len(odd),), generator=generator)
-    if length > 2 * len(odd):
-        numbers[places] = torch.tensor(odd, dtype=torch.float64)
-    if length > 100:
-        numbers[-40:] = (-1.0) ** rank * 1e4 + rank * 1e-3  # what is large cancels
-    return numbers.to(dtype)
 
 
 def test_sums_are_exact(world: World, group: Any, way: str) -> None:
@@ -247,131 +186,6 @@ def test_many_sums_with_late_ranks(world: World) -> None:
             torch.randn(int(torch.randint(1, 20_000, (), generator=own)))  # takes its time
         reducers[which].sum(piece)
         assert bool((piece == world.size * (call % 7) + sum(range(world.size))).all())
-
-
-@pytest.mark.ranks(2)
-def test_a_rank_that_does_not_come_is_named(world: World) -> None:
-    """Within the limit; afterwards nothing is summed any more."""
-    for compiled in ("1", "0"):
-        reducer = _limited(world, compiled)
-        if world.rank != 1:
-            with pytest.raises(CollectiveTimeout, match=r"(rank 1|some rank) has not come"):
-                reducer.sum(reducer.buffers[0])
-            with pytest.raises(LockstepError, match="did not come"):
-                reducer.sum(reducer.buffers[0])
-        world.comm.Barrier()
-        reducer.close()
-
-
-def _limited(world: World, compiled: str) -> Reducer:
-    """Make a reducer whose sums have half a second."""
-    os.environ["LOCKSTEP_KERNEL"] = compiled
-    kernel.library.cache_clear()
-    try:
-        short = new_group(timeout=timedelta(seconds=0.5))
-        return make("shared", kinds_of(100), split(world, [world.size]), short)
-    finally:
-        del os.environ["LOCKSTEP_KERNEL"]
-        kernel.library.cache_clear()
-
-
-@pytest.mark.ranks(2)
-def test_a_fork_is_not_the_rank(world: World, way: str) -> None:
-    """It has the rank's memory, but must not sum in its place."""
-    reducer = make("shared", kinds_of(100), split(world, [world.size]), own_group())
-    buffer = reducer.buffers[0]
-    child = os.fork()
-    if child == 0:
-        try:
-            reducer.sum(buffer)
-        except LockstepError as error:
-            os._exit(7 if "fork" in str(error) else 8)
-        os._exit(9)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 7
-    buffer.fill_(1.0)
-    reducer.sum(buffer)
-    assert bool((buffer == world.size).all())
-
-
-@pytest.mark.ranks(2)
-def test_a_rank_that_cannot_load_the_kernel(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was built for another version: an error on all ranks, and none of them waits."""
-    if kernel.library() is None:
-        pytest.skip("no compiled kernel here: the package was built without a C compiler")
-    group, other = own_group(), new_group()
-    dist.all_reduce(torch.ones(1), group=group)
-    if world.rank == 1:
-        monkeypatch.setattr(kernel, "_VERSION", 0)
-    kernel.library.cache_clear()
-    try:
-        with pytest.raises(LockstepError, match=r"kernel cannot be loaded .* of another version"):
-            make("shared", kinds_of(10), split(world, [world.size]), group)
-        with pytest.raises(LockstepError, match=r"kernel cannot be loaded .* of another version"):
-            dist.all_reduce(torch.ones(1), group=other)
-    finally:
-        monkeypatch.undo()
-        kernel.library.cache_clear()
-    mine = torch.ones(1)
-    dist.all_reduce(mine, group=other)
-    assert mine.item() == world.size
-
-
-@pytest.mark.ranks(2)
-def test_a_rank_that_may_open_no_more_files(world: World) -> None:
-    """It cannot share memory: all ranks are told why, and auto takes another way."""
-    group, held = own_group(), []
-    make("shared", kinds_of(10), split(world, [world.size]), group).close()  # all is loaded
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for who in (0, 1):
-        if world.rank == who:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits[1]))
-            with contextlib.suppress(OSError):
-                while True:
-                    held.append(os.open(os.devnull, os.O_RDONLY))
-        try:
-            with pytest.raises(LockstepError, match=r"no memory to share .*: Too many open files"):
-                make("shared", kinds_of(10), split(world, [world.size]), group)
-            assert make("auto", kinds_of(10), split(world, [world.size]), group).name == "mpi"
-        finally:
-            for descriptor in held:
-                os.close(descriptor)
-            held.clear()
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-@pytest.mark.ranks(2)
-def test_different_pieces_are_refused(world: World, way: str) -> None:
-    """On all ranks, before anything is summed."""
-    reducer = make("shared", kinds_of(100), split(world, [world.size]), own_group())
-    buffer = reducer.buffers[0]
-    buffer.fill_(1.0)
-    with pytest.raises(CollectiveMismatch, match="not all ranks of the node sum the same piece"):
-        reducer.sum(buffer[: 50 if world.rank == 1 else 60])
-    assert bool((buffer == 1.0).all())
-
-
-@pytest.mark.ranks(2)
-def test_what_cannot_be_is_refused_on_all_ranks(world: World) -> None:
-    """Shared over two nodes; more memory than there is; auto takes another way then."""
-    group = own_group()
-    two = split(world, [1, world.size - 1])
-    with pytest.raises(LockstepError, match="the ranks are on 2 nodes"):
-        make("shared", kinds_of(4), two, group)
-    one = split(world, [world.size])
-    huge = [(torch.float32, CPU, 2**45)]
-    with pytest.raises(LockstepError, match=r"no memory to share for gradients .*memory are left"):
-        make("shared", huge, one, group)
-    assert make("auto", kinds_of(4), one, group).name == "shared"
-    assert make("auto", kinds_of(4), two, group).name == "hierarchical"
-
-
-@pytest.mark.ranks(2)
-def test_buffers_of_other_lengths_are_refused(world: World) -> None:
-    """On all ranks: the ranks would take each other's memory for something else."""
-    length = 10 + 10_000 * (world.rank == 1)
-    with pytest.raises(LockstepError, match="memory of different sizes for gradients: "):
-        make("shared", kinds_of(length), split(world, [world.size]), own_group())
 
 
 def memory() -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,72 +14,23 @@ from helpers import split
 from lockstep import World
 from lockstep.allreduce import ALGORITHMS
 from lockstep.batchnorm import synchronous_batchnorm
-from lockstep.errors import LockstepError
 from lockstep.sgd import SynchronousSGD, divergence, synchronous
+from training import (
+    batch,
+    by_backward,
+    by_loss,
+    by_pieces,
+    distance,
+    network,
+    share_of,
+)
 
 SETTINGS = [
     {"lr": 0.1},
     {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-2},
     {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-2, "nesterov": True},
 ]
-BATCH = 23
-Pair = tuple[torch.Tensor, torch.Tensor]
-
-
-def network(dtype: torch.dtype = torch.float64) -> nn.Sequential:
-    """Return a small network, the same wherever it is made."""
-    torch.manual_seed(3)
-    layers = [nn.Linear(7, 33), nn.Tanh(), nn.Linear(33, 33), nn.Tanh(), nn.Linear(33, 4)]
-    return nn.Sequential(*layers).to(dtype)
-
-
-def batch(step: int, dtype: torch.dtype = torch.float64) -> Pair:
-    """Return the joined batch of a step."""
-    generator = torch.Generator().manual_seed(step)
-    x = torch.randn(BATCH, 7, generator=generator, dtype=torch.float64).to(dtype)
-    return x, torch.randint(0, 4, (BATCH,), generator=generator)
-
-
-def share_of(world: World, step: int, pair: Pair) -> Pair:
-    """Return this rank's part of a batch: uneven, sometimes empty."""
-    generator = torch.Generator().manual_seed(1000 + step)
-    cuts = torch.randint(0, BATCH + 1, (world.size - 1,), generator=generator).sort().values
-    ends = [0, *cuts.tolist(), BATCH]
-    part = slice(ends[world.rank], ends[world.rank + 1])
-    return pair[0][part], pair[1][part]
-
-
-def by_backward(model: nn.Module, sgd: SynchronousSGD, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Step with the sums overlapped."""
-    if len(x):
-        sgd.backward(F.cross_entropy(model(x), y), examples=len(x))
-    sgd.step(examples=None if len(x) else 0)
-
-
-def by_loss(model: nn.Module, sgd: SynchronousSGD, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Step after the loss's own backward."""
-    if len(x):
-        F.cross_entropy(model(x), y).backward()
-    sgd.step(examples=len(x))
-
-
-def by_pieces(model: nn.Module, sgd: SynchronousSGD, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Step with gradients accumulated over an uneven cut of the batch."""
-    if len(x) > 1:
-        with sgd.accumulate():
-            sgd.backward(F.cross_entropy(model(x[:1]), y[:1]), examples=1)
-        x, y = x[1:], y[1:]
-    by_backward(model, sgd, x, y)
-
-
 WAYS = [by_backward, by_loss, by_pieces]
-
-
-def distance(model: nn.Module, reference: nn.Module) -> float:
-    """Return the largest relative difference of a parameter."""
-    pairs = zip(model.parameters(), reference.parameters(), strict=True)
-    with torch.no_grad():
-        return max(float((p - q).abs().max() / q.abs().max()) for p, q in pairs)
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
@@ -204,36 +153,6 @@ def test_divergence_is_measured(world: World) -> None:
     assert divergence(model, world) == (float("inf") if world.size > 1 else 0.0)
 
 
-@pytest.mark.ranks(2)
-def test_refuses_different_models(world: World) -> None:
-    """On all ranks, naming the rank and the tensor."""
-    model = nn.Linear(3, 2 if world.rank != 1 else 4)
-    with pytest.raises(
-        LockstepError, match=r"model on rank 1 is not that of rank 0: weight: .*4, 3"
-    ):
-        SynchronousSGD(model, world, lr=0.1)
-    deeper = nn.Sequential(*[nn.Linear(2, 2)] * 1, *[nn.Linear(2, 2)] * (world.rank == 1))
-    with pytest.raises(LockstepError, match=r"rank 1 is not that of rank 0: 1.weight: .*nothing"):
-        SynchronousSGD(deeper, world, lr=0.1)
-
-
-@pytest.mark.ranks(2)
-def test_refuses_to_train_other_parameters(world: World) -> None:
-    """One that is frozen on a rank alone, or another order: gradients would be summed crosswise."""
-    model = nn.Linear(3, 2)
-    model.bias.requires_grad_(world.rank != 1)
-    with pytest.raises(
-        LockstepError, match=r"model on rank 1 .*: bias: .* that needs no gradient against bias"
-    ):
-        SynchronousSGD(model, world, lr=0.1)
-    equal = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-    order = list(equal.parameters())[:: -1 if world.rank == 1 else 1]
-    with pytest.raises(
-        LockstepError, match=r"list of parameters on rank 1 .*: 1.weight: .* against 0.weight"
-    ):
-        synchronous(torch.optim.SGD(order, lr=0.1), world, model=equal)
-
-
 def test_schedules_state_and_views(world: World) -> None:
     """A learning rate schedule works, a state goes through a dict, gradients stay views."""
     model, again = network(), network()
@@ -339,61 +258,6 @@ def test_a_batch_may_be_thrown_away(world: World) -> None:
         sgd.step()
     assert distance(model, reference) < 1e-12
     sgd.close()
-
-
-def test_what_would_go_wrong_in_silence_is_refused(world: World) -> None:
-    """A second gradient in one backward, replaced parameters, odd numbers of examples."""
-    model = network()
-    sgd = SynchronousSGD(model, world, lr=0.1)
-    for wrong in (-1, 2.5, True, "3"):
-        with pytest.raises(ValueError, match="needed: a whole number of examples"):
-            sgd.step(examples=wrong)
-    x, y = batch(0)
-    F.cross_entropy(model(x), y).backward()
-    model[0].weight.data = model[0].weight.data.clone()
-    with pytest.raises(ValueError, match="moved or replaced"):
-        sgd.step(examples=len(x))
-    for number in (-1.0, float("nan"), "x"):
-        with pytest.raises(ValueError, match="found max_norm"):
-            SynchronousSGD(model, world, lr=0.1, max_norm=number)
-    with pytest.raises(ValueError, match="second gradient"):
-        _checkpointed(world)
-
-
-def _checkpointed(world: World) -> None:
-    layer = nn.Linear(3, 3).double()
-    sgd = SynchronousSGD(layer, world, lr=0.1, bucket_bytes=1)
-    x = torch.ones(2, 3, dtype=torch.float64, requires_grad=True)
-    for _ in range(3):
-        x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=True)
-    sgd.backward(x.mean(), examples=2)
-
-
-@pytest.mark.ranks(2)
-def test_refuses_different_settings(world: World) -> None:
-    """Another learning rate on one rank would make the ranks drift apart."""
-    with pytest.raises(LockstepError, match=r"rank 1 is not that of rank 0: lr=0.2"):
-        SynchronousSGD(network(), world, lr=0.2 if world.rank == 1 else 0.1)
-    adam = torch.optim.Adam(network().parameters(), lr=0.2 if world.rank == 1 else 0.1)
-    with pytest.raises(LockstepError, match=r"rank 1 is not that of rank 0: Adam.*'lr': 0.2"):
-        synchronous(adam, world)
-
-
-@pytest.mark.parametrize("wrong", [0, -1, 1.5])
-def test_refuses_buckets_of_no_size(world: World, wrong: int) -> None:
-    """They would be summed element by element."""
-    with pytest.raises(ValueError, match=f"found bucket_bytes={wrong}"):
-        SynchronousSGD(network(), world, lr=0.1, bucket_bytes=wrong)
-
-
-def test_is_not_copied(world: World) -> None:
-    """Two optimizers on one model would both sum its gradients."""
-    model = network()
-    sgd = SynchronousSGD(model, world, lr=0.1)
-    for optimizer in (sgd, synchronous(torch.optim.Adam(network().parameters()), world)):
-        with pytest.raises(TypeError, match="needed: one for each model"):
-            copy.deepcopy(optimizer)
-        optimizer.close()
 
 
 def test_gradients_lie_in_shared_memory(world: World) -> None:

@@ -12,6 +12,7 @@ from launching import ROOT
 
 SOURCE = ROOT / "src" / "lockstep"
 FILES = sorted(SOURCE.rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 JOBS = sorted((ROOT / "jobs").glob("*.py"))
 
 # A module may import from its own row and those above it. shared/design.md has the reasons.
@@ -96,7 +97,7 @@ def test_imports_go_in_no_circle() -> None:
         reach(name, ())
 
 
-@pytest.mark.parametrize("path", FILES, ids=short)
+@pytest.mark.parametrize("path", [*FILES, *TESTS], ids=short)
 def test_modules_are_short(path: Path) -> None:
     """One idea a file."""
     assert len(path.read_text().splitlines()) < 300
