@@ -15,7 +15,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 JOBS = sorted((ROOT / "jobs").glob("*.py"))
 
-# A module may import from its own row and those above it. shared/design.md has the reasons.
+# A module may import from its own row and those above it.
 ROWS = [
     {"errors"},
     {"waiting", "ending", "launcher", "hostfile", "kernel", "pipeline", "notes", "files", "lock"}
