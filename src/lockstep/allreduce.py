@@ -58,7 +58,8 @@ def named(algorithm: str) -> Algorithm:
     known = ALGORITHMS | {"auto": _auto}
     if algorithm not in known:
         raise ValueError(
-            f"found the all-reduce {algorithm!r}\n  needed: one of {', '.join(known)}\n"
+            f"found the all-reduce {algorithm!r}\n  needed: one of {', '.join(known)}; for an "
+            "optimizer also shared, hierarchical\n"
             "  to do:  choose one of them"
         )
     return known[algorithm]

@@ -113,6 +113,7 @@ def cure_of_late(*, gone: bool) -> str:
             "batch system's limits)"
         )
     return (
-        "look at what the other ranks print or do (py-spy dump --pid …); a longer timeout: "
-        "init_process_group(…, timeout=timedelta(minutes=…))"
+        "look at where the verdict above says that rank is, or at what it prints; if it is "
+        "stopped: kill -CONT on its host; a longer timeout: session(timeout=SECONDS), or "
+        "init_process_group(…, timeout=timedelta(seconds=…))"
     )

@@ -19,6 +19,8 @@ from lockstep.waiting import wait_until
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+# Seconds after which ranks say that they wait for others to start.
+_WORD = 30.0
 _lock = threading.Lock()
 _world: World | None = None
 
@@ -121,7 +123,14 @@ def _place(comm: MPI.Intracomm) -> World:
 def _arrive(comm: MPI.Intracomm) -> None:
     """Wait until every rank of comm asks too: the blocking calls that follow have no limit."""
     arrival, limit = comm.Ibarrier(), _start_limit()
-    if not wait_until(arrival.Test, limit):
+    if wait_until(arrival.Test, min(_WORD, limit)):
+        return
+    if comm.rank < 2:  # the first one may be late itself
+        sys.stderr.write(
+            f"lockstep: rank {comm.rank} of {comm.size} waits since {_WORD:g} s for others to join "
+            f"(until {limit:g} s: LOCKSTEP_START_TIMEOUT)\n"
+        )
+    if not wait_until(arrival.Test, limit - _WORD):
         raise LaunchError(
             f"rank {comm.rank} of {comm.size} waited {limit:g} s for the others to join",
             needed="every rank calls discover() (or opens its first group) at the same point",

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 
-import pytest
 import torch
 
 from lockstep import notes
-from lockstep.ranges import listed, unlisted
 from lockstep.watchdog.reading import read
 from lockstep.watchdog.report import UP, RankReport, Standing, report
 from lockstep.watchdog.verdict import judge
@@ -98,6 +96,37 @@ def test_who_waits_elsewhere_is_not_late_if_that_has_a_cause_of_its_own() -> Non
     verdict = judge([*most, pair, late])
     assert verdict.blamed == {3}
     assert verdict.text.startswith("rank 3 (node1) has not entered all_reduce #2 of group pair")
+
+
+def test_two_that_wait_for_each_other() -> None:
+    """Neither is to blame more than the other: both calls are said."""
+    one = waiting(0, call(30, "sum of gradients", "", group=notes.SUMS, members="", place="a.py:5"))
+    other = waiting(1, call(1, members="0-1", place="a.py:9"))
+    verdict = judge([one, other])
+    assert verdict.text.splitlines() == [
+        "rank 0 (node0) waits in sum of gradients #30 of group sgd (a.py:5)",
+        "rank 1 (node0) waits in all_reduce #1 of group 0 (float32[21840], a.py:9)",
+        "they wait for each other in different calls",
+    ]
+    assert verdict.late == [0, 1]
+
+
+def test_who_has_closed_the_session_can_never_come() -> None:
+    """So the job has to end; not if he was in the call, or is no member, or it is not known."""
+    wait = waiting(0, call(4, members="0-1"))
+    for fatal, closed in (
+        (True, RankReport(1, "node0", left="closed", done=[call(3, members="0-1")])),
+        (True, RankReport(1, "node0", left="closed")),
+        (False, RankReport(1, "node0", left="closed", done=[call(4, members="0-1")])),
+        (False, RankReport(2, "node0", left="closed")),
+        (
+            False,
+            RankReport(1, "node0", left="closed", done=[call(n, group="1") for n in range(16)]),
+        ),
+    ):
+        late = RankReport(1, "node0", place="a.py:1")
+        reports = [wait, closed] if closed.rank == 1 else [wait, late, closed]
+        assert judge(reports).fatal == fatal, closed
 
 
 def test_a_rank_outside_of_the_group_is_not_late() -> None:
@@ -223,12 +252,6 @@ def test_a_normal_end_is_no_news() -> None:
     """All have closed their sessions."""
     verdict = judge([RankReport(r, "node0", "gone", left="closed") for r in range(2)])
     assert "closed" not in verdict.text
-
-
-@pytest.mark.parametrize("ranks", [[], [3], [0, 1, 2, 5, 8, 9], list(range(100))])
-def test_ranks_are_spelled_and_read(ranks: list[int]) -> None:
-    """There and back."""
-    assert unlisted(listed(ranks)) == set(ranks)
 
 
 def test_notes_are_read_as_they_were_written() -> None:

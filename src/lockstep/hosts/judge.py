@@ -129,6 +129,10 @@ def _usual(views: Sequence[Any], mine: Any) -> tuple[str, ...]:
     return own if own in most else next(iter(most), ())
 
 
+# Names that mean the host itself, on every host.
+_LOCAL = ("localhost", "localhost.localdomain", "ip6-localhost")
+
+
 def _view(name: str, host: str, view: Any, usual: Sequence[str]) -> list[Finding]:
     """Judge how one host sees one name."""
     line = f"echo '{usual[0] if usual else 'ADDRESS'} {name}' >>/etc/hosts"
@@ -137,7 +141,13 @@ def _view(name: str, host: str, view: Any, usual: Sequence[str]) -> list[Finding
         return [failed(host, "name", what, f"on {host}, or in the name server: {line}")]
     if loop := _loops(view):
         what = f"the name {name} means {loop} on {host}: there, it leads to the host itself"
-        cure = f"on {host}: sed -i '/^{loop.replace('.', '[.]')}[[:space:]]/d' /etc/hosts"
+        if name in _LOCAL:
+            cure = f"write the host's own name in place of {name}: elsewhere it is another host"
+            return [failed(host, "name", what, cure)]
+        # the name alone: localhost may stand in the same line
+        at, word = (text.replace(".", "[.]") for text in (loop, name))
+        word = rf"[[:space:]]{word}\([[:space:]]\|$\)"
+        cure = f"on {host}: sed -i '/^{at}[[:space:]]/s/{word}/ /g' /etc/hosts"
         return [failed(host, "name", what, cure if usual else f"{cure}; {line}")]
     if tuple(sorted(view)) != tuple(usual):
         what = f"the name {name} means {', '.join(view)} on {host}, elsewhere {', '.join(usual)}"

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 from lockstep import notes
 from lockstep.ending import LONGEST, abort
+from lockstep.ranges import listed
 from lockstep.waiting import BACKGROUND, wait_until
 from lockstep.watchdog.life import Life
 
 if TYPE_CHECKING:
     from lockstep.shared_memory import Segment
+    from lockstep.watchdog.watcher import Limits
 
 # Seconds between two looks whether a process is stopped.
 _LOOK = 0.25
@@ -34,11 +36,13 @@ class Farewell:
         segment: the notes of the ranks of the node.
         ranks: their ranks in the world, in the order of the segment.
         host: name of this host.
-        seconds: how long a rank may be stopped before the job is ended.
+        limits: after `longest` a rank that is stopped is given up, and the job is ended; after
+            `warn` those that still work are told of, once.
     """
 
-    def __init__(self, segment: Segment, ranks: Sequence[int], host: str, seconds: float) -> None:
-        self._segment, self._ranks, self._host, self._seconds = segment, ranks, host, seconds
+    def __init__(self, segment: Segment, ranks: Sequence[int], host: str, limits: Limits) -> None:
+        self._segment, self._ranks, self._host = segment, ranks, host
+        self._seconds, self._warn, self._tell_at = limits.longest, limits.warn, LONGEST
         self._parts = [segment.part(r) for r in range(segment.size)]
         self._lives: dict[int, Life] = {}
         self._stopped: dict[int, float] = {}  # since when, by the number on the node
@@ -50,6 +54,7 @@ class Farewell:
         for number, part in enumerate(self._parts):
             if number != self._segment.rank:
                 self._lives[number] = Life(_WORD.unpack_from(part, notes.PID * 8)[0])
+        self._tell_at = time.monotonic() + self._warn
         wait_until(self._all_have_come, LONGEST, BACKGROUND)
         for life in self._lives.values():
             life.close()
@@ -65,6 +70,13 @@ class Farewell:
                 self._stopped.pop(number, None)
             elif now - self._stopped.setdefault(number, now) > self._seconds + self._turn():
                 self._end(number)
+        if now > self._tell_at and not self._turn():
+            self._tell_at = now + LONGEST
+            mine, who = self._ranks[self._segment.rank], [self._ranks[n] for n in missing]
+            sys.stderr.write(
+                f"lockstep: rank {mine} is at the end of its program and waits for rank "
+                f"{listed(who)} ({self._host}) since {self._warn:g} s\n"
+            )
         return all(self._lives[number].gone for number in missing)
 
     def _has_come(self, number: int) -> bool:

@@ -124,7 +124,7 @@ class Hub:
             return  # they have left, and nobody waits for them
         if reason == "quit" or not self._is_said(reason, verdict):
             self._print(reason, call, reports, verdict)
-        if verdict.fatal:
+        if verdict.fatal and reason != "quit":
             self._tell({"fatal": True})
 
     def _print(
@@ -185,7 +185,7 @@ class Hub:
         found = {rank: text for rank, text in found.items() if text}
         directory = self._directory()
         if not directory:
-            return "".join(
+            return "of the late ranks (a job with --run DIR keeps them there)" + "".join(
                 f"\n  rank {r}:\n{main_stack(text)}" for r, text in sorted(found.items())
             )
         names = []

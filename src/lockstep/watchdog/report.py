@@ -10,6 +10,8 @@ from lockstep.notes import CLOSED, EXITED, GAVE_UP, MESSAGES, RAISED, TRAINING
 from lockstep.watchdog.reading import Call, Notes
 
 # How a rank has left that says it is another's fault.
+# How many calls that are over are reported.
+LAST = 16
 UP = "giving up"
 # A thread that has not had the interpreter for so many seconds: the main thread does not let go.
 _STUCK = 3.0
@@ -102,7 +104,7 @@ def report(rank: int, host: str, notes: Notes, life: str, how: str) -> RankRepor
         (now - last) / 1e9 if last else -1.0,
         stuck,
         open=[_standing(call, now) for call in notes.open],
-        done=[_standing(call, now) for call in notes.calls if call.left][-16:],
+        done=[_standing(call, now) for call in notes.calls if call.left][-LAST:],
     )
 
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lockstep.notes import MESSAGES, TRAINING
 from lockstep.ranges import unlisted
-from lockstep.watchdog.report import UP, RankReport, Standing
+from lockstep.watchdog.report import LAST, UP, RankReport, Standing
+from lockstep.watchdog.words import (
+    left_at,
+    name_of,
+    shortened,
+    since,
+    spelled,
+    waits_in,
+    whereabouts,
+)
 
-# So many ranks are named one by one; of more, the first.
-_NAMED = 8
 _ENDED, _KILLED = "SIGTERM, signal 15", "SIGKILL, signal 9"
 _CRASHES = ("SIGABRT, signal 6", "SIGSEGV, signal 11")
 # Verbs to which each rank may bring tensors of its own size.
@@ -30,7 +37,8 @@ class Verdict:
         text: for the user, a sentence a line.
         late: the ranks whose stacks tell more.
         blamed: the ranks that keep the others waiting, if they are known.
-        fatal: it cannot end well by itself: a rank's process has ended, or is about to.
+        fatal: it cannot end well by itself: a rank's process has ended, or is about to, or a rank
+            that has closed the session is waited for.
     """
 
     text: str
@@ -63,8 +71,8 @@ def judge(
         said, odd, more = _by_place(present, waits, crashed)
     lines += said
     if not lines and victims:
-        lines = [f"{_ranks(sorted(victims))} gave up waiting for others"]
-    fatal = any(it.life == "gone" or it.ending for it in reports)
+        lines = [f"{spelled(sorted(victims))} gave up waiting for others"]
+    fatal = any(it.life == "gone" or it.ending for it in reports) or _deserted(reports)
     late = sorted({*late, *more})
     return Verdict("\n".join(lines), late, frozenset(blamed | odd), fatal)
 
@@ -96,25 +104,46 @@ def _absent(reports: Sequence[RankReport]) -> tuple[list[str], list[int], set[in
     for it in reports:
         if it.life == "gone" and it.left != "closed":
             how = it.how or "killed, or ended without a word"
-            lines.append(f"{_name(it)} is gone ({how}){_left_at(it)}")
+            lines.append(f"{name_of(it)} is gone ({how}){left_at(it)}")
             late += [it.rank] * (it.how in _CRASHES)
         elif it.life == "stopped":
-            lines.append(f"{_name(it)} is stopped (SIGSTOP, Ctrl-Z or a debugger){_where(it)}")
+            lines.append(
+                f"{name_of(it)} is stopped (SIGSTOP, Ctrl-Z or a debugger){whereabouts(it)}"
+            )
             late.append(it.rank)
         elif it.left == "closed":
             if missed:  # otherwise it is no news
                 ended = " and ended" if it.life == "gone" else ""
-                lines.append(f"{_name(it)} has closed the session{ended}")
+                lines.append(f"{name_of(it)} has closed the session{ended}")
         elif it.left:
-            lines.append(f"{_name(it)} has left by {it.left}{_left_at(it)}")
+            lines.append(f"{name_of(it)} has left by {it.left}{left_at(it)}")
         else:
             continue
         known.add(it.rank)
     for host in dict.fromkeys(it.host for it in reports if it.life == "silent"):
         ranks = [it.rank for it in reports if it.host == host and it.life == "silent"]
         known.update(ranks)
-        lines.append(f"{_ranks(ranks)} ({host}): no answer from there: is the host cut off?")
-    return _short(lines), late, known
+        lines.append(f"{spelled(ranks)} ({host}): no answer from there: is the host cut off?")
+    return shortened(lines), late, known
+
+
+def _deserted(reports: Sequence[RankReport]) -> bool:
+    """Say whether a call waits for a rank that has closed the session without it."""
+    closed = [it for it in reports if it.left == "closed"]
+    waits = [call for it in reports for call in it.open if call.members]
+    return any(
+        it.rank in _members(call, reports) and _has_not_entered(it, call)
+        for it in closed
+        for call in waits
+    )
+
+
+def _has_not_entered(it: RankReport, call: Standing) -> bool:
+    """Say whether a rank is known not to have entered a call; it reports its last ones only."""
+    numbers = [c.number for c in (*it.done, *it.open) if c.group == call.group]
+    if not numbers:
+        return len(it.done) < LAST
+    return max(numbers) < call.number
 
 
 def _call_that_stands(reports: Sequence[RankReport]) -> Standing | None:
@@ -181,14 +210,19 @@ def _compare(
     missing = [it for it in present if it.rank in members and it.rank not in entered]
     others = f"{len(waiting)} {'other waits' if len(waiting) == 1 else 'others wait'} there."
     if not missing:
-        since = f"{_ranks(waiting)} in {standing} since {standing.seconds:.0f} s"
+        since = f"{spelled(waiting)} in {standing} since {standing.seconds:.0f} s"
         if len(entered) == len(members) and len(present) == len(reports):
             said = [f"{since}; all its ranks have entered it: the network, or slow ranks"]
             return said, set(), waiting
         return [since], set(), []
-    lines = [f"{_name(it)} has not entered {standing}{_where(it)}" for it in missing]
     ranks = [it.rank for it in missing]
-    return [*_short(lines), others], set(ranks), ranks
+    if len(missing) == len(waiting) and all(map(waits_in, missing)):
+        both = [it for it in reports if it.rank in {*ranks, *waiting}]
+        said = [f"{name_of(it)} waits in {waits_in(it)}" for it in both]
+        ranks += waiting
+        return [*shortened(said), "they wait for each other in different calls"], set(ranks), ranks
+    lines = [f"{name_of(it)} has not entered {standing}{whereabouts(it)}" for it in missing]
+    return [*shortened(lines), others], set(ranks), ranks
 
 
 def _differing(entered: dict[int, Standing]) -> tuple[list[str], set[int]]:
@@ -210,19 +244,22 @@ def _differing(entered: dict[int, Standing]) -> tuple[list[str], set[int]]:
                 f"shapes differ in {call.verb} #{call.number}: rank {rank} {call.what} "
                 f"({call.place}), others {common[1]}"
             )
-    return _short(lines), odd
+    return shortened(lines), odd
 
 
 def _messages(present: Sequence[RankReport]) -> list[str]:
     """Say who waits for a message, and where the others are."""
     waiting = {it.rank: c for it in present for c in it.open if c.group == MESSAGES}
     lines = [
-        f"{_name(it)} waits in {waiting[it.rank].words} since {waiting[it.rank].seconds:.0f} s"
+        f"{name_of(it)} waits in {waiting[it.rank].words} since {waiting[it.rank].seconds:.0f} s"
         for it in present
         if it.rank in waiting
     ]
     others = [it for it in present if it.rank not in waiting and it.place] if lines else []
-    return [*_short(lines), *_short([f"{_name(it)} is in {it.place}{_since(it)}" for it in others])]
+    return [
+        *shortened(lines),
+        *shortened([f"{name_of(it)} is in {it.place}{since(it)}" for it in others]),
+    ]
 
 
 def _by_place(
@@ -232,58 +269,19 @@ def _by_place(
     places = Counter(it.place for it in (*present, *crashed))
     if len(places) < 2:
         where = next(iter(places), "")
-        return [f"{_ranks([it.rank for it in present])} in {where or 'places unknown'}"], set(), []
+        return [f"{spelled([it.rank for it in present])} in {where or 'places unknown'}"], set(), []
     most = max(places.values())
     # Of two, the one whose call has failed is not late; but who calls another verb fails as well.
     asks = [it.place for it in present if it.rank == waits and places[it.place] == most]
     common = (asks or [place for place, count in places.items() if count == most])[0]
     odd = [it for it in present if it.place != common]
-    lines = [f"{_name(it)} is in {it.place or 'a place unknown'}{_since(it)}" for it in odd]
+    lines = [f"{name_of(it)} is in {it.place or 'a place unknown'}{since(it)}" for it in odd]
     rest = [it.rank for it in present if it.place == common]
-    said = [f"{_ranks(rest)} in {common}"] if rest else []
+    said = [f"{spelled(rest)} in {common}"] if rest else []
     late = [it.rank for it in odd]
-    return [*_short(lines), *said], set(late), late
+    return [*shortened(lines), *said], set(late), late
 
 
 def _members(standing: Standing, reports: Sequence[RankReport]) -> set[int]:
     """Return the ranks that a call needs: all, where it names none."""
     return unlisted(standing.members) or {it.rank for it in reports}
-
-
-def _where(it: RankReport) -> str:
-    """Say what a late rank does instead."""
-    calls = [call for call in it.open if call.group != TRAINING]
-    if calls:
-        return f"; it waits in {calls[0]}"
-    if not it.place:
-        return ""
-    if it.life == "stopped":
-        return f"; last seen in {it.place}{_since(it)}"  # a moment before, perhaps
-    stuck = ", which does not let go of the interpreter" if it.stuck else ""
-    return f"; it is in {it.place}{_since(it)}{stuck}"
-
-
-def _left_at(it: RankReport) -> str:
-    """Say where in the user's code a rank was that has left, or is gone."""
-    if not it.place:
-        return ""
-    return f" in {it.place}" if it.left else f"; last seen in {it.place}"
-
-
-def _since(it: RankReport) -> str:
-    return f" since {it.since:.0f} s" if it.since >= 0 else ""
-
-
-def _name(it: RankReport) -> str:
-    return f"rank {it.rank} ({it.host})"
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    ranks = list(ranks)
-    more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
-    return f"rank {', '.join(map(str, ranks[:_NAMED]))}{more}"
-
-
-def _short(lines: list[str]) -> list[str]:
-    more = [f"… and {len(lines) - _NAMED} more"] if len(lines) > _NAMED else []
-    return lines[:_NAMED] + more

@@ -102,7 +102,7 @@ def watched(world: World, seconds: float) -> Iterator[None]:
         yield
         return
     if asked == "abort":
-        ending.farewell = Farewell(_watcher.segment, _watcher.ranks, world.host, seconds)
+        ending.farewell = Farewell(_watcher.segment, _watcher.ranks, world.host, limits)
     recorder = _watcher.recorder
     notes.current, notes.ask = recorder, _watcher.explain
     with _signals(_watcher), present(_watcher.segment, world.host, _watcher.ranks):
