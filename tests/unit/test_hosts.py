@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -88,6 +89,32 @@ def test_no_fault() -> None:
 def test_the_odd_one_is_named(host: str, changes: dict[str, Any], check: str) -> None:
     """Also where it is the machine that asks: the others are more."""
     assert everything(case(**{host: changes})) == [(host, check, "failed")]
+
+
+def test_the_cure_of_a_name_that_means_the_host_itself(tmp_path: Path) -> None:
+    """Done as it is printed, it takes that name out of that line, and nothing else."""
+    (found,) = judge.names(case(b={"names": {**ADDRESSES, "b": ["127.0.1.1"]}}))
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost b\n127.0.1.1 other b bb\n127.0.1.1\tb\n10.0.0.2 b\n")
+    command = found.cure.partition(": ")[2].replace("/etc/hosts", str(hosts))
+    subprocess.run(["sh", "-c", command], check=True)
+    left = [line.split() for line in hosts.read_text().splitlines()]
+    assert left == [
+        ["127.0.0.1", "localhost", "b"],
+        ["127.0.1.1", "other", "bb"],
+        ["127.0.1.1"],
+        ["10.0.0.2", "b"],
+    ]
+
+
+def test_localhost_is_not_taken_out_of_the_hosts_file() -> None:
+    """As the name of one of several hosts it is another one everywhere."""
+    plan = replace(PLAN, names=("localhost", "b", "c"))
+    views = {"localhost": ["127.0.0.1"], "b": ["10.0.0.2"], "c": ["10.0.0.3"]}
+    answers = [answer(name, names=views) for name in "abc"]
+    cures = [it.cure for it in judge.names(Case(plan, answers)) if "localhost" in it.found]
+    assert cures
+    assert not any("sed" in cure for cure in cures)
 
 
 def test_a_bare_python() -> None:
