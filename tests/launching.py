@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,12 +51,19 @@ class Outcome:
 
 
 class Program:
-    """A program that has been started, with its output in a file."""
+    """A program that has been started, with its output in a file.
+
+    It has a directory for temporary files of its own, unless env names one. A launcher of Open MPI
+    that is killed leaves a directory there by the number of its process, and the next one that gets
+    that number cannot start.
+    """
 
     def __init__(
         self, command: list[str], env: dict[str, str], directory: Path, name: str = "out"
     ) -> None:
         self.path = directory / f"{name}.txt"
+        self._own = "" if "TMPDIR" in env else tempfile.mkdtemp(prefix="lockstep-test-")
+        env = {**env, "TMPDIR": self._own} if self._own else env
         self.start = time.monotonic()
         with self.path.open("wb") as file:
             self.process = subprocess.Popen(
@@ -94,6 +103,8 @@ class Program:
     def end(self) -> None:
         """End what is left of the program's session, and nothing else."""
         end_session(self.process)
+        if self._own:
+            shutil.rmtree(self._own, ignore_errors=True)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,8 @@ class Hosts:
         """
         host = self.lab.host(on or self.names[0])
         words = host.command(*command, directory=ROOT)
-        return Program(words, {**os.environ, **(env or {})}, directory, name)
+        own = {"TMPDIR": "/tmp"}  # each host has one
+        return Program(words, {**os.environ, **own, **(env or {})}, directory, name)
 
     def hostfile(self, spelling: str, names: Sequence[str] = (), slots: int = 1) -> Path:
         """Write a hostfile for "openmpi", "mpich" or "intel" where all hosts see it."""
