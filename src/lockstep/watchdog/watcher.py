@@ -271,11 +271,16 @@ class Watcher:
         if reason not in HARMLESS and not self._limits.wait:
             self._end_at = self._end_at or time.monotonic() + _GRACE
 
+    def _channel_is_open(self) -> bool:
+        return self._channel is not None and self._channel.open
+
     def _speak(self, reason: str, facts: dict[str, Any]) -> None:
         """Give the verdict of this node."""
         silent = "rank 0, which would speak for all, does not answer; on this node:"
         now = time.monotonic()
         told = self._told[0] if now - self._told[1] < SAME else frozenset()
+        if told and not self._channel_is_open() and reason not in HARMLESS:
+            return  # the root has spoken, and has ended because of that
         blamed = alone(reason, facts, self._node.reports(), silent, told)
         if reason not in HARMLESS:
             self._told = told | blamed, now
