@@ -39,7 +39,7 @@ CHECK = os.environ.get("LOCKSTEP_CHECK", "0") != "0"
 # the hand-written SGD. The last two have no limit of their own.
 MESSAGES, TRAINING, SUMS = "messages", "training", "sgd"
 _write_call = struct.Struct("7qd").pack_into
-_write_word = struct.Struct("q").pack_into
+_write_word, _read_word = struct.Struct("q").pack_into, struct.Struct("q").unpack_from
 _frame = sys._getframe
 
 # Code that is not the user's: frames of it are passed over.
@@ -130,22 +130,21 @@ class Recorder:
 
     def set(self, word: int, value: int) -> None:
         """Write a word of the header."""
-        _write_word(self._memory, word * 8, value)
+        write_word(self._memory, word, value)
 
     def get(self, word: int) -> int:
         """Read a word of the header."""
-        value: int = struct.unpack_from("q", self._memory, word * 8)[0]
-        return value
+        return read_word(self._memory, word)
 
     @staticmethod
     def tell(memory: Any, moment: int) -> None:
         """Note in a rank's part, on behalf of another, that a verdict was given."""
-        _write_word(memory, TOLD * 8, moment)
+        write_word(memory, TOLD, moment)
 
     @staticmethod
     def heard(memory: Any) -> None:
         """Note in a rank's part that its question was heard."""
-        _write_word(memory, ASKED * 8, 0)
+        write_word(memory, ASKED, 0)
 
     def beat(self, frame: FrameType | None) -> None:
         """Note that the interpreter is free, and where a frame is in the user's code."""
@@ -167,22 +166,23 @@ class Recorder:
 
     def place(self, frame: FrameType | None) -> tuple[int, int]:
         """Return the innermost file of the user's, as a text, and its line; zeros if none."""
-        while frame is not None:
-            if (file := self._file(frame.f_code.co_filename)) != 0:
-                return file, frame.f_lineno or 0
-            frame = frame.f_back
-        return 0, 0
+        return self._walk(frame)[:2]
 
     def _find(self, kinds: _Kinds) -> tuple[int, int]:
         """Return the innermost file of the user's and its line, and keep how far up it is."""
-        frame: FrameType | None = _frame(1)
-        depth = -1
+        file, line, up = self._walk(_frame(1))
+        if file:
+            kinds.depth = up - 1
+        return file, line
+
+    def _walk(self, frame: FrameType | None) -> tuple[int, int, int]:
+        """Return the innermost file of the user's, its line, and how far up from a frame it is."""
+        up = 0
         while frame is not None:
             if (file := self._file(frame.f_code.co_filename)) != 0:
-                kinds.depth = depth
-                return file, frame.f_lineno or 0
-            frame, depth = frame.f_back, depth + 1
-        return 0, 0
+                return file, frame.f_lineno or 0, up
+            frame, up = frame.f_back, up + 1
+        return 0, 0, up
 
     def _file(self, name: str) -> int:
         file = self._files.get(name)
@@ -214,6 +214,17 @@ class Recorder:
         self._texts[text] = used = self._used
         self._used += len(coded) + 1
         return used
+
+
+def read_word(memory: Any, word: int) -> int:
+    """Read a word of the header of a rank's part. Local."""
+    value: int = _read_word(memory, word * 8)[0]
+    return value
+
+
+def write_word(memory: Any, word: int, value: int) -> None:
+    """Write a word of the header of a rank's part. Local."""
+    _write_word(memory, word * 8, value)
 
 
 def is_the_users(name: str) -> bool:

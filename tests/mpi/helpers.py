@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -47,3 +51,23 @@ def check_sum(world: World) -> None:
     tensor = torch.full((3,), float(world.rank + 1))
     dist.all_reduce(tensor)
     assert tensor.tolist() == [world.size * (world.size + 1) / 2] * 3
+
+
+class _Alarm(Exception):
+    pass
+
+
+@contextmanager
+def alarm() -> Iterator[None]:
+    """Let a signal handler raise in the body of the ``with``, after 0.2 s; it has to come out."""
+
+    def raise_alarm(number: int, frame: FrameType | None) -> None:
+        raise _Alarm
+
+    previous = signal.signal(signal.SIGALRM, raise_alarm)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(_Alarm):
+            yield
+    finally:
+        signal.signal(signal.SIGALRM, previous)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
-from types import FrameType
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from helpers import new_group
+from helpers import alarm, new_group
 from lockstep import World
 from lockstep.errors import GroupBroken
 
@@ -30,27 +28,14 @@ def test_contiguous_on_one_rank_only(world: World, dtype: torch.dtype, count: in
             assert torch.equal(mine, (base.t() * factor).to(dtype))
 
 
-class _Alarm(Exception):
-    pass
-
-
 @pytest.mark.ranks(2)
 def test_a_verb_that_an_exception_leaves_breaks_its_group(world: World) -> None:
     """The others count on this rank; going on, it would answer the next call with this one."""
     group = new_group()
     dist.all_reduce(torch.ones(1), group=group)
     if world.rank == 0:
-
-        def raise_alarm(number: int, frame: FrameType | None) -> None:
-            raise _Alarm
-
-        previous = signal.signal(signal.SIGALRM, raise_alarm)
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        try:
-            with pytest.raises(_Alarm):
-                dist.all_reduce(torch.ones(3), group=group)
-        finally:
-            signal.signal(signal.SIGALRM, previous)
+        with alarm():
+            dist.all_reduce(torch.ones(3), group=group)
         with pytest.raises(GroupBroken, match="was left by _Alarm"):
             dist.all_reduce(torch.ones(3), group=group)
     world.comm.Barrier()

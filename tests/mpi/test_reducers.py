@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from buffers import CPU, DTYPES, LENGTHS, bits, kinds_of, nodes_of, odd_numbers, open_reducer
-from helpers import new_group, split
+from helpers import alarm, new_group, split
 from lockstep import World, kernel, windows
 from lockstep.errors import GroupBroken
 from lockstep.reducers import make
@@ -84,10 +82,6 @@ def test_more_ranks_than_the_kernel_adds_up_at_once(
     reducer.close()
 
 
-class _Alarm(Exception):
-    pass
-
-
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("length", [3, 30_000])
 @pytest.mark.parametrize("name", ["shared", "hierarchical", "ring"])
@@ -97,17 +91,8 @@ def test_a_sum_that_an_exception_leaves_is_the_last(world: World, name: str, len
     reducer = make(name, kinds_of(length), place, new_group())
     reducer.sum(reducer.buffers[0])
     if world.rank == 0:
-
-        def raise_alarm(number: int, frame: FrameType | None) -> None:
-            raise _Alarm
-
-        previous = signal.signal(signal.SIGALRM, raise_alarm)
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        try:
-            with pytest.raises(_Alarm):
-                reducer.sum(reducer.buffers[0])
-        finally:
-            signal.signal(signal.SIGALRM, previous)
+        with alarm():
+            reducer.sum(reducer.buffers[0])
         for _ in range(2):
             with pytest.raises(GroupBroken, match=r"an earlier sum .*was left by _Alarm"):
                 reducer.sum(reducer.buffers[0])

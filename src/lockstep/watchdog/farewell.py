@@ -6,7 +6,6 @@ one that is stopped it would be for ever; so the ranks of a node look at each ot
 
 from __future__ import annotations
 
-import struct
 import sys
 import time
 from collections.abc import Sequence
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 _LOOK = 0.25
 # Seconds that the first rank that waits has for its words, before the next one would say them.
 _AFTER = 3.0
-_WORD = struct.Struct("q")
 
 
 class Farewell:
@@ -50,10 +48,10 @@ class Farewell:
 
     def __call__(self) -> None:
         """Wait; end the job if one of them is stopped for too long."""
-        _WORD.pack_into(self._parts[self._segment.rank], notes.ENDED * 8, 1)
+        notes.write_word(self._parts[self._segment.rank], notes.ENDED, 1)
         for number, part in enumerate(self._parts):
             if number != self._segment.rank:
-                self._lives[number] = Life(_WORD.unpack_from(part, notes.PID * 8)[0])
+                self._lives[number] = Life(notes.read_word(part, notes.PID))
         self._tell_at = time.monotonic() + self._warn
         wait_until(self._all_have_come, LONGEST, BACKGROUND)
         for life in self._lives.values():
@@ -80,7 +78,7 @@ class Farewell:
         return all(self._lives[number].gone for number in missing)
 
     def _has_come(self, number: int) -> bool:
-        return bool(_WORD.unpack_from(self._parts[number], notes.ENDED * 8)[0])
+        return bool(notes.read_word(self._parts[number], notes.ENDED))
 
     def _turn(self) -> float:
         """Return how much later than the first rank that waits this one speaks, in seconds."""

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.notes import TRAINING
 from lockstep.watchdog.channel import SEND, Channel
 from lockstep.watchdog.printing import head, lines_of, main_stack, say, table
 from lockstep.watchdog.report import RankReport
 from lockstep.watchdog.verdict import Verdict, judge, last_calls
+from lockstep.watchdog.words import waits_in
 
 # Seconds that a node may take to tell what its ranks do; and to fetch their stacks.
 _ANSWER, _FETCH = 2.0, 2.0
@@ -184,6 +184,8 @@ class Hub:
         self._until(enough, _FETCH)
         found = {rank: text for rank, text in found.items() if text}
         directory = self._directory()
+        if not found:
+            return ""
         if not directory:
             return "of the late ranks (a job with --run DIR keeps them there)" + "".join(
                 f"\n  rank {r}:\n{main_stack(text)}" for r, text in sorted(found.items())
@@ -267,4 +269,4 @@ class Hub:
 
 def _tells(it: RankReport) -> bool:
     """Say whether a rank's report may explain why another one's call has failed."""
-    return it.life != "running" or any(call.group != TRAINING for call in it.open)
+    return it.life != "running" or waits_in(it) is not None

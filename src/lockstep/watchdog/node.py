@@ -7,7 +7,7 @@ from dataclasses import replace
 from time import monotonic_ns
 from typing import IO, TYPE_CHECKING, Any
 
-from lockstep.notes import Recorder
+from lockstep.notes import GAVE_UP, RAISED, Recorder
 from lockstep.watchdog import stacks
 from lockstep.watchdog.life import Life, state
 from lockstep.watchdog.reading import Notes, read
@@ -77,8 +77,13 @@ class Node:
 
     def can_speak(self, rank: int) -> bool:
         """Say whether a rank is neither stopped nor gone, as far as can be seen from here."""
-        local = list(self.ranks).index(rank) if rank in self.ranks else -1
-        return local < 0 or state(read(self.parts[local]).pid) not in ("", "Z", "X", "T", "t")
+        if rank not in self.ranks:
+            return True
+        return state(self._noted_by(rank).pid) not in ("", "Z", "X", "T", "t")
+
+    def gave_up(self, rank: int) -> bool:
+        """Say whether a rank, if it is here, has noted that it ends by an error."""
+        return rank in self.ranks and self._noted_by(rank).state in (RAISED, GAVE_UP)
 
     def is_first(self) -> bool:
         """Say whether this rank is the first of the reporters that can speak."""
@@ -102,6 +107,9 @@ class Node:
         for file in self._kept.values():
             if file is not None:
                 file.close()
+
+    def _noted_by(self, rank: int) -> Notes:
+        return read(self.parts[list(self.ranks).index(rank)])
 
     def _stack_of(self, local: int) -> str:
         life = self.lives[local]

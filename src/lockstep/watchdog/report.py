@@ -9,9 +9,9 @@ from typing import Any
 from lockstep.notes import CLOSED, EXITED, GAVE_UP, MESSAGES, RAISED, TRAINING
 from lockstep.watchdog.reading import Call, Notes
 
-# How a rank has left that says it is another's fault.
 # How many calls that are over are reported.
 LAST = 16
+# How a rank has left that says it is another's fault.
 UP = "giving up"
 # A thread that has not had the interpreter for so many seconds: the main thread does not let go.
 _STUCK = 3.0
@@ -77,6 +77,11 @@ class RankReport:
     ending: bool = False
     open: list[Standing] = field(default_factory=list)
     done: list[Standing] = field(default_factory=list)
+
+    @property
+    def calls(self) -> list[Standing]:
+        """All calls that are reported, those that are over first."""
+        return [*self.done, *self.open]
 
     def as_json(self) -> dict[str, Any]:
         """Return it as plain values."""

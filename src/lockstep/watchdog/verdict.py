@@ -140,7 +140,7 @@ def _deserted(reports: Sequence[RankReport]) -> bool:
 
 def _has_not_entered(it: RankReport, call: Standing) -> bool:
     """Say whether a rank is known not to have entered a call; it reports its last ones only."""
-    numbers = [c.number for c in (*it.done, *it.open) if c.group == call.group]
+    numbers = [c.number for c in it.calls if c.group == call.group]
     if not numbers:
         return len(it.done) < LAST
     return max(numbers) < call.number
@@ -160,9 +160,9 @@ def _call_that_stands(reports: Sequence[RankReport]) -> Standing | None:
             if call.group not in seen:
                 seen.add(call.group)
                 firsts.setdefault((call.group, call.number), []).append(call)
-        for call in (*it.done, *it.open):
+        for call in it.calls:
             entered.setdefault((call.group, call.number), set()).add(it.rank)
-    waiting = {it.rank for it in reports if any(call.group != TRAINING for call in it.open)}
+    waiting = {it.rank for it in reports if waits_in(it)}
     groups = Counter(call.group for calls in firsts.values() for call in calls)
 
     known = {it.rank for it in reports}
@@ -180,7 +180,7 @@ def _call_that_stands(reports: Sequence[RankReport]) -> Standing | None:
 def last_calls(reports: Sequence[RankReport]) -> Finding:
     """Compare the last call of each group: where calls differ, all ranks leave it with an error."""
     last: dict[tuple[str, str], int] = {}
-    calls = [(it.rank, call) for it in reports for call in (*it.done, *it.open) if call.members]
+    calls = [(it.rank, call) for it in reports for call in it.calls if call.members]
     for _, call in calls:
         group = call.group, call.members
         last[group] = max(call.number, last.get(group, 0))
@@ -200,7 +200,7 @@ def _compare(
     entered = {
         it.rank: call
         for it in reports
-        for call in (*it.done, *it.open)
+        for call in it.calls
         if (call.group, call.number) == (standing.group, standing.number)
     }
     waiting = [it.rank for it in reports if it.rank in entered and entered[it.rank] in it.open]

@@ -130,7 +130,8 @@ class Watcher:
             if not self._thread.is_alive() or self._stop.wait(0.02):
                 return
             if self._channel is None and self._node.is_mute():
-                self._node.watch()
+                if not self._node.lives:
+                    self._node.watch()
                 self._speak("failed", _facts_of_last(self._node.said(self.segment.rank)))
 
     def close(self, *, ending: bool) -> None:
@@ -271,26 +272,17 @@ class Watcher:
         if reason not in HARMLESS and not self._limits.wait:
             self._end_at = self._end_at or time.monotonic() + _GRACE
 
-    def _open(self) -> bool:
-        return self._channel is not None and self._channel.open
-
-    def _root_gave_up(self) -> bool:
-        """Say whether the root, if it is here, has noted that it ends by an error."""
-        if 0 not in self._node.ranks:
-            return False
-        state = self._node.said(list(self._node.ranks).index(0)).state
-        return state in (notes.RAISED, notes.GAVE_UP)
-
     def _speak(self, reason: str, facts: dict[str, Any]) -> None:
         """Give the verdict of this node."""
         silent = "rank 0, which would speak for all, does not answer; on this node:"
         now = time.monotonic()
         told = self._told[0] if now - self._told[1] < SAME else frozenset()
-        if (told or self._root_gave_up()) and not self._open() and reason not in HARMLESS:
-            return  # the root has spoken, and has ended because of that
-        blamed = alone(reason, facts, self._node.reports(), silent, told)
-        if reason not in HARMLESS:
-            self._told = told | blamed, now
+        parted = self._channel is None or not self._channel.open
+        # If the root has spoken, and has ended because of that, there is nothing to add.
+        if reason in HARMLESS or not parted or not (told or self._node.gave_up(0)):
+            blamed = alone(reason, facts, self._node.reports(), silent, told)
+            if reason not in HARMLESS:
+                self._told = told | blamed, now
         self._node.tell()
 
 
