@@ -103,8 +103,8 @@ def train(
             lambda: evaluate(model, test, settings.test_batch_size, world),
             waited=sgd.communication_seconds,
         )
-    if sgd.gradients.compressor is not None:
-        journal.say(f"{settings.compress}: {sgd.gradients.compressor.sent} bytes sent by a rank")
+    if (it := sgd.gradients.compressor) is not None:
+        journal.say(f"{settings.compress}: {it.sent} bytes sent by a rank; --verify is without it")
 
 
 def schedule_of(sgd: SynchronousSGD, settings: Settings, steps_an_epoch: int) -> LRScheduler:

@@ -23,10 +23,12 @@ from typing import Any
 import torch
 
 # Words of the header.
-PID, STATE, BEAT, FILE, LINE, ASKED, TOLD, STACKS, CODE, ENDED = range(10)
+PID, STATE, BEAT, FILE, LINE, ASKED, TOLD, STACKS, CODE, ENDED, HELD, SHOW = range(12)
 # Values of STATE: in the session; it ended as it should; it was left by an exception, or an exit;
 # or by an error that says what other ranks did or did not.
 RUNNING, CLOSED, RAISED, EXITED, GAVE_UP = range(5)
+# When a call was left, if that has to be asked for.
+ASKED_AGAIN = -1
 
 HEADER, CALLS, CALL = 128, 64, 64
 TEXTS = HEADER + CALLS * CALL
@@ -128,6 +130,10 @@ class Recorder:
         """Note that a call is over."""
         _write_word(self._memory, at + 48, monotonic_ns())
 
+    def ask_again(self, at: int) -> None:
+        """Note that a call lasts as far as this rank knew when it last had the interpreter."""
+        _write_word(self._memory, at + 48, ASKED_AGAIN)
+
     def set(self, word: int, value: int) -> None:
         """Write a word of the header."""
         write_word(self._memory, word, value)
@@ -140,11 +146,6 @@ class Recorder:
     def tell(memory: Any, moment: int) -> None:
         """Note in a rank's part, on behalf of another, that a verdict was given."""
         write_word(memory, TOLD, moment)
-
-    @staticmethod
-    def heard(memory: Any) -> None:
-        """Note in a rank's part that its question was heard."""
-        write_word(memory, ASKED, 0)
 
     def beat(self, frame: FrameType | None) -> None:
         """Note that the interpreter is free, and where a frame is in the user's code."""
@@ -161,6 +162,7 @@ class Recorder:
             if is_the_users(name):
                 self.set(FILE, self._text(Path(name).name))
                 self.set(LINE, trace.tb_lineno)
+                self.set(HELD, 1)
                 self._held = True
             trace = trace.tb_next
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import os
 import random
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import monotonic_ns
 from typing import Any
 
 import torch
 
 from lockstep import notes
 from lockstep.notes import Recorder
+from lockstep.watchdog.life import _seen
 from lockstep.watchdog.reading import Call, read
+from lockstep.watchdog.report import RankReport, report
 
 # As if it were a file of torch's: the test's own frames, and no others, are the user's.
 LIBRARY: dict[str, Any] = {}
@@ -103,3 +109,99 @@ def test_calls_are_counted_by_group_and_told_apart_by_signature() -> None:
         ("0", 4, "broadcast", "float32[5]"),
         ("0", 6, "all_reduce", "float32[4]"),
     ]
+
+
+def test_notes_are_read_as_they_were_written() -> None:
+    """Also when the ring has gone round, and while a call lasts."""
+    memory = memoryview(bytearray(notes.BYTES))
+    recorder = notes.Recorder(memory, 1e8)
+    for n in range(200):
+        at = recorder.enter("0|0-3", "all_reduce", (n % 3,), (torch.ones(n % 3),), 5.0)
+        if n < 199:
+            recorder.leave(at)
+    found = read(memory)
+    assert found.pid == os.getpid()
+    assert [c.number for c in found.calls] == list(range(137, 201))
+    assert [c.what for c in found.calls[-3:]] == ["float32[2]", "float32[0]", "float32[1]"]
+    (still,) = found.open
+    assert (still.number, still.verb, still.limit) == (200, "all_reduce", 5.0)
+    assert still.file == "test_notes.py"
+    said = report(2, "node1", found, "running", "")
+    assert said.open[0].members == "0-3"
+    assert RankReport.of_json(said.as_json()) == said
+
+
+def test_a_call_that_is_written_at_this_moment_is_not_begun() -> None:
+    """A limit of 0 would be over at once."""
+    memory = memoryview(bytearray(notes.BYTES))
+    recorder = notes.Recorder(memory, 1e8)
+    at = recorder.enter("0|0-3", "all_reduce", 1, (), 5.0)
+    assert read(memory).open
+    memory[at + 56 : at + 64] = bytes(8)
+    assert not read(memory).calls
+
+
+def test_notes_survive_more_texts_than_there_is_room_for() -> None:
+    """What does not fit is unknown, nothing is overwritten."""
+    memory = memoryview(bytearray(notes.BYTES))
+    recorder = notes.Recorder(memory, 1e8)
+    for n in range(5000):
+        recorder.leave(recorder.enter(f"group {n}", "all_reduce", (n,), (), 5.0))
+    last = read(memory).calls[-1]
+    assert (last.number, last.group) == (1, "")
+
+
+def test_the_newer_of_two_places() -> None:
+    """Where it was seen last, or began its last call; the witness says the same."""
+    recorder, memory = _recorder()
+
+    def places() -> tuple[int, str]:
+        return read(memory).line, _seen(bytes(memory), notes.HEADER, notes.TEXTS)
+
+    recorder.beat(sys._getframe())
+    seen = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+    assert places() == (seen, f"; last seen in test_notes.py:{seen}")
+    recorder.leave(LIBRARY["note"](recorder, "all_reduce"))
+    called = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+    assert places() == (called, f"; last seen in test_notes.py:{called}")
+    try:
+        raise ValueError("on purpose")
+    except ValueError as error:
+        recorder.hold(error.__traceback__)
+        raised = error.__traceback__.tb_lineno  # type: ignore[union-attr]
+    recorder.leave(LIBRARY["note"](recorder, "all_reduce"))
+    recorder.beat(sys._getframe())
+    assert (read(memory).line, read(memory).held) == (raised, True)
+
+
+def test_a_call_that_is_looked_at_lasts_as_long_as_somebody_looks() -> None:
+    """A rank that is stopped, or does not let go of the interpreter, does not wait in it."""
+    recorder, memory = _recorder()
+    at = LIBRARY["note"](recorder, "all_reduce")
+    recorder.ask_again(at)
+    entered = _last(memory).entered
+    notes.write_word(memory, notes.BEAT, entered + 3 * 10**9)
+    said = read(memory)
+    assert said.open[0].seen == entered + 3 * 10**9
+    assert said.open[0].age(entered + 100 * 10**9) == 3.0
+    assert said.timed(steps=False) == said.open
+    for life, now in (("running", True), ("stopped", False), ("gone", False)):
+        it = report(1, "node0", replace(said, beat=monotonic_ns()), life, "")
+        assert bool(it.open) == now
+        assert [call.number for call in it.calls] == [1]
+    stuck = report(1, "node0", replace(said, beat=monotonic_ns() - 60 * 10**9), "running", "")
+    assert (stuck.stuck, stuck.open) == (True, [])
+    recorder.leave(at)
+    assert not read(memory).open
+
+
+def test_a_training_step_counts_if_nothing_in_it_has_a_limit() -> None:
+    """And only if it is asked for."""
+    recorder, memory = _recorder()
+    recorder.enter(notes.TRAINING, "step", 0, (), 5.0)
+    assert read(memory).timed(steps=False) == []
+    assert [call.verb for call in read(memory).timed(steps=True)] == ["step"]
+    at = LIBRARY["note"](recorder, "all_reduce")
+    assert [call.verb for call in read(memory).timed(steps=True)] == ["all_reduce"]
+    recorder.ask_again(at)
+    assert [call.verb for call in read(memory).timed(steps=True)] == ["step", "all_reduce"]

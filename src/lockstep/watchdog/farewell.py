@@ -19,7 +19,7 @@ from lockstep.watchdog.life import Life
 
 if TYPE_CHECKING:
     from lockstep.shared_memory import Segment
-    from lockstep.watchdog.watcher import Limits
+    from lockstep.watchdog.limits import Limits
 
 # Seconds between two looks whether a process is stopped.
 _LOOK = 0.25

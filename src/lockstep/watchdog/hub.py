@@ -113,11 +113,11 @@ class Hub:
                 self._speak("left", {})
 
     def _speak(self, reason: str, call: dict[str, Any]) -> None:
-        reports = self._gather()
+        reports = self._gather(is_sudden(reason))
         if reason == "failed" and not (any(map(_tells, reports)) or last_calls(reports)[0]):
             # A peer that has crashed, as gloo does over another size, takes a moment to be gone.
             self._until(lambda: False, _CRASH)
-            reports = self._gather()
+            reports = self._gather(True)
         told = self._lately() if reason != "quit" else frozenset()
         verdict = judge(reports, call.get("rank") if reason == "failed" else None, told)
         if reason == "left" and not (verdict.fatal and any(it.open for it in reports)):
@@ -155,10 +155,10 @@ class Hub:
             self._blamed = verdict.blamed, now
         return said
 
-    def _gather(self) -> list[RankReport]:
-        """Return what is known of every rank, in rank order."""
+    def _gather(self, now: bool) -> list[RankReport]:
+        """Return what is known of every rank, in rank order; now: where it is this moment."""
         known = dict(self._final)
-        self._tell({"report": True})
+        self._tell({"report": now})
 
         def enough() -> bool:
             for message in self._take("reports"):
@@ -267,6 +267,12 @@ class Hub:
             self._selector.register(Channel(connection), selectors.EVENT_READ)
 
 
+def is_sudden(reason: str) -> bool:
+    """Say whether a verdict is given for what has just happened, while ranks are on their way."""
+    return reason in ("failed", "gone", "left")
+
+
 def _tells(it: RankReport) -> bool:
     """Say whether a rank's report may explain why another one's call has failed."""
-    return it.life != "running" or waits_in(it) is not None
+    call = waits_in(it)
+    return it.life != "running" or (call is not None and not call.seen)

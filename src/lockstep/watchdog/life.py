@@ -119,12 +119,13 @@ def witness(arguments: Sequence[str]) -> int:
     """Say which rank of a node went first, if it left without a word. Local.
 
     Args:
-        arguments: a descriptor of the notes, bytes of a rank's part, where texts begin in it, the
-            host, the ranks; a part begins with words of 64 bits, the process id, the state, which
-            is 0 while it runs, a moment, and where it was then: a text of its file, and the line.
+        arguments: a descriptor of the notes, bytes of a rank's part, where calls and where texts
+            begin in it, the host, the ranks; a part begins with words of 64 bits, the process id,
+            the state, which is 0 while it runs, a moment, and where it was then: a text of its
+            file, and the line.
     """
-    descriptor, each, texts = map(int, arguments[:3])
-    host, ranks = arguments[3:5]
+    descriptor, each, calls, texts = map(int, arguments[:4])
+    host, ranks = arguments[4:6]
     names = ranks.split(",")
     notes = mmap.mmap(descriptor, each * len(names))
     words = [struct.unpack_from("qq", notes, each * n) for n in range(len(names))]
@@ -137,7 +138,8 @@ def witness(arguments: Sequence[str]) -> int:
     if rank and not quiet and how != "SIGTERM, signal 15":  # which is how a job is cancelled
         how = how or "killed, or ended without a word"
         part = notes[each * names.index(rank) :][:each]
-        sys.stderr.write(f"lockstep: rank {rank} ({host}) is gone ({how}){_seen(part, texts)}\n")
+        place = _seen(part, calls, texts)
+        sys.stderr.write(f"lockstep: rank {rank} ({host}) is gone ({how}){place}\n")
     # The launcher waits until nobody can write to the ranks' output any more.
     sys.stderr.flush()
     os.dup2(1, 2)  # standard output is /dev/null
@@ -146,9 +148,12 @@ def witness(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _seen(part: bytes, texts: int) -> str:
+def _seen(part: bytes, begin: int, texts: int) -> str:
     """Say where in the user's code a rank was a moment ago."""
-    _, _, _, file, line = struct.unpack_from("5q", part)
+    _, _, beat, file, line = struct.unpack_from("5q", part)
+    # its last calls: number, three texts, the line, when it was entered and left, the limit
+    calls = [struct.unpack_from("6q", part, at) for at in range(begin, texts, 64)]
+    _, file, line = max([(beat, file, line), *((c[5], c[3], c[4]) for c in calls if c[3])])
     start = texts + file + 1
     name = part[start : start + part[start - 1]].decode(errors="replace") if file else ""
     return f"; last seen in {name}:{line}" if name else ""

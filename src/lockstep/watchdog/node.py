@@ -7,7 +7,7 @@ from dataclasses import replace
 from time import monotonic_ns
 from typing import IO, TYPE_CHECKING, Any
 
-from lockstep.notes import GAVE_UP, RAISED, Recorder
+from lockstep.notes import GAVE_UP, RAISED, SHOW, TRAINING, Recorder, write_word
 from lockstep.watchdog import stacks
 from lockstep.watchdog.life import Life, state
 from lockstep.watchdog.reading import Notes, read
@@ -56,24 +56,48 @@ class Node:
         """Return what one has noted."""
         return read(self.parts[local])
 
-    def reports(self) -> list[RankReport]:
-        """Return what is known of each; they are watched."""
-        found = []
-        for local, part in enumerate(self.parts):
-            life = self.lives[local]
-            how_it_is = "gone" if life.gone else "stopped" if life.stopped else "running"
-            how = life.how() if how_it_is == "gone" else ""
-            it = report(self.ranks[local], self._host, read(part), how_it_is, how)
-            if it.stuck or how_it_is == "gone":
-                # Where it is, or has crashed, it cannot say itself.
-                it = replace(it, place=stacks.place(self._stack_of(local)) or it.place)
-            found.append(it)
-        return found
+    def report_of(self, local: int) -> RankReport:
+        """Return what one has noted, and how it is; they are watched."""
+        life = self.lives[local]
+        how_it_is = "gone" if life.gone else "stopped" if life.stopped else "running"
+        how = life.how() if how_it_is == "gone" else ""
+        return report(self.ranks[local], self._host, read(self.parts[local]), how_it_is, how)
+
+    def reports(self, *, now: bool = False) -> list[RankReport]:
+        """Return what is known of each; they are watched.
+
+        Args:
+            now: ask them where they are. What a rank has noted of it may be of a moment before; one
+                that is on its way looks then as if it did something else.
+        """
+        found = [self.report_of(local) for local in range(len(self.parts))]
+        ask = [n for n, it in enumerate(found) if it.life == "running" and (now or it.stuck)]
+        places = stacks.places({n: self._offer(n) for n in ask if self._may_have_moved(n)})
+        for local, it in enumerate(found):
+            if it.life == "gone":  # where it has crashed it cannot say itself
+                places[local] = stacks.place(stacks.of_crash(self._kept.get(local)))
+            elif places.get(local) == "" and self.lives[local].gone:
+                found[local] = self.report_of(local)
+        return [replace(it, place=places.get(n) or it.place) for n, it in enumerate(found)]
 
     def stacks_of(self, ranks: Sequence[int]) -> dict[int, str]:
-        """Return the stacks of those of the ranks that are here; "" of one that cannot answer."""
-        here = {rank: local for local, rank in enumerate(self.ranks) if rank in ranks}
-        return {rank: self._stack_of(local) for rank, local in here.items()}
+        """Return the stacks of those of the ranks that are here; "" of one that cannot answer.
+
+        Another one that looks after the node answers for itself if it can, and waits for nobody.
+        """
+        found, offers = {}, {}
+        for local in (n for n, rank in enumerate(self.ranks) if rank in ranks):
+            it = self.report_of(local)
+            if it.life == "gone":
+                found[local] = stacks.of_crash(self._kept.get(local))
+            elif local == self._mine:
+                found[local] = stacks.own()
+            elif it.life == "stopped":
+                found[local] = ""
+            elif local >= REPORTERS or it.stuck:
+                offers[local] = self._offer(local)
+        found |= stacks.fetch(offers, lambda n: write_word(self.parts[n], SHOW, 1))
+        return {self.ranks[local]: text for local, text in found.items()}
 
     def can_speak(self, rank: int) -> bool:
         """Say whether a rank is neither stopped nor gone, as far as can be seen from here."""
@@ -111,8 +135,11 @@ class Node:
     def _noted_by(self, rank: int) -> Notes:
         return read(self.parts[list(self.ranks).index(rank)])
 
-    def _stack_of(self, local: int) -> str:
-        life = self.lives[local]
-        if life.gone:
-            return stacks.of_crash(self._kept.get(local))
-        return "" if life.stopped else stacks.ask(life.pid, read(self.parts[local]).stacks)
+    def _offer(self, local: int) -> tuple[int, int]:
+        return self.lives[local].pid, read(self.parts[local]).stacks
+
+    def _may_have_moved(self, local: int) -> bool:
+        """Say whether a rank may be elsewhere than it has noted."""
+        said = read(self.parts[local])
+        waits = any(call.group != TRAINING for call in said.open)
+        return local != self._mine and not said.held and not waits

@@ -6,9 +6,9 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.notes import CALL, CALLS, HEADER, ROOM, TEXTS
+from lockstep.notes import ASKED_AGAIN, CALL, CALLS, HEADER, ROOM, TEXTS, TRAINING
 
-_read_words = struct.Struct("9q").unpack_from
+_read_words = struct.Struct("11q").unpack_from
 _read_call = struct.Struct("7qd").unpack_from
 
 
@@ -23,6 +23,7 @@ class Call:
         file, line: of the user's code.
         entered, left: nanoseconds of time.monotonic_ns; left is 0 while it lasts.
         limit: seconds.
+        seen: of a call that does not say when it is over, when it lasted; otherwise 0.
     """
 
     group: str
@@ -34,6 +35,11 @@ class Call:
     entered: int
     left: int
     limit: float
+    seen: int = 0
+
+    def age(self, now: int) -> float:
+        """Return for how many seconds it lasts, as far as is known."""
+        return max(0, (self.seen or now) - self.entered) / 1e9
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,8 @@ class Notes:
         state: RUNNING and so on.
         code: exit code, if it left by one.
         beat: nanoseconds of time.monotonic_ns when its thread last had the interpreter.
-        file, line: where in the user's code its main thread was then.
+        file, line: where in the user's code it was then, or when it began its last call.
+        held: that is where an error was raised, and stays so.
         asked: nanoseconds of time.monotonic_ns when it asked for a verdict, 0 if it did not.
         stacks: the file descriptor that its stacks are written to.
         calls: the last ones, oldest first.
@@ -57,6 +64,7 @@ class Notes:
     beat: int
     file: str
     line: int
+    held: bool
     asked: int
     stacks: int
     calls: list[Call]
@@ -66,6 +74,16 @@ class Notes:
         """The calls that are not over, oldest first."""
         return [call for call in self.calls if not call.left]
 
+    def timed(self, *, steps: bool) -> list[Call]:
+        """Return the calls that are not over and should be some time.
+
+        Args:
+            steps: a training step too, if nothing in it has a limit. By itself it may take as long
+                as it likes; but gloo's verbs have none if they are to wait.
+        """
+        limited = [call for call in self.open if not call.seen and call.group != TRAINING]
+        return [c for c in self.open if c.group != TRAINING or (steps and not limited)]
+
 
 def read(memory: Any) -> Notes:
     """Return what a rank has noted. Local.
@@ -73,7 +91,7 @@ def read(memory: Any) -> Notes:
     Args:
         memory: that rank's part.
     """
-    pid, state, beat, file, line, asked, _, stacks, code = _read_words(memory, 0)
+    pid, state, beat, file, line, asked, _, stacks, code, _, held = _read_words(memory, 0)
     calls = []
     for n in range(CALLS):
         words = _read_call(memory, HEADER + n * CALL)
@@ -82,10 +100,13 @@ def read(memory: Any) -> Notes:
         if entered and limit:
             verb, _, tensors = _read_text(memory, what).partition("\0")
             names = _read_text(memory, group), number, verb, tensors, _read_text(memory, where)
-            calls.append(Call(*names, at, entered, left, limit))
+            seen = beat if left == ASKED_AGAIN else 0
+            calls.append(Call(*names, at, entered, max(left, 0), limit, seen))
     calls.sort(key=lambda call: call.entered)
     place = _read_text(memory, file)
-    return Notes(pid, state, code, beat, place, line, asked, stacks, calls)
+    if not held and (last := next((c for c in reversed(calls) if c.file), None)):
+        place, line = (last.file, last.line) if last.entered > beat else (place, line)
+    return Notes(pid, state, code, beat, place, line, bool(held), asked, stacks, calls)
 
 
 def _read_text(memory: Any, at: int) -> str:

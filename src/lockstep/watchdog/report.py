@@ -26,6 +26,7 @@ class Standing:
         members: ranks of the group as the rank wrote them, "0-3,8"; "" if unknown.
         place: file and line of the user's code, train.py:88; "" if unknown.
         seconds: since it was begun.
+        seen: it lasted when the rank last looked, a moment ago.
     """
 
     group: str
@@ -35,6 +36,7 @@ class Standing:
     what: str
     place: str
     seconds: float
+    seen: bool = False
 
     def __str__(self) -> str:
         return self._with_details(f"{self.verb} #{self.number} of group {self.group}")
@@ -99,6 +101,9 @@ def report(rank: int, host: str, notes: Notes, life: str, how: str) -> RankRepor
     now = monotonic_ns()
     last = max((max(call.entered, call.left) for call in notes.calls), default=0)
     stuck = bool(notes.beat) and life == "running" and now - notes.beat > _STUCK * 1e9
+    # Who does not look cannot know whether such a call still lasts.
+    blind = life != "running" or stuck
+    lasting = [call for call in notes.open if not (call.seen and blind)]
     return RankReport(
         rank,
         host,
@@ -108,8 +113,8 @@ def report(rank: int, host: str, notes: Notes, life: str, how: str) -> RankRepor
         f"{notes.file}:{notes.line}" if notes.file else "",
         (now - last) / 1e9 if last else -1.0,
         stuck,
-        open=[_standing(call, now) for call in notes.open],
-        done=[_standing(call, now) for call in notes.calls if call.left][-LAST:],
+        open=[_standing(call, now) for call in lasting],
+        done=[_standing(call, now) for call in notes.calls if call not in lasting][-LAST:],
     )
 
 
@@ -133,5 +138,10 @@ def _left(notes: Notes) -> str:
 def _standing(call: Call, now: int) -> Standing:
     group, _, members = call.group.partition("|")
     place = f"{call.file}:{call.line}" if call.file else ""
-    seconds = (now - call.entered) / 1e9
-    return Standing(group, members, call.number, call.verb, call.what, place, seconds)
+    number, seen = call.number, bool(call.seen)
+    return Standing(group, members, number, call.verb, call.what, place, call.age(now), seen)
+
+
+def facts_of_last(said: Notes) -> dict[str, Any]:
+    """Return what is known of the call of a rank that has failed. Local."""
+    return facts_of(said.open[-1], 0.0) if said.open else {"what": "a call of torch's"}

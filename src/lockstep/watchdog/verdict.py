@@ -12,6 +12,7 @@ from lockstep.watchdog.report import LAST, UP, RankReport, Standing
 from lockstep.watchdog.words import (
     left_at,
     name_of,
+    places_of,
     shortened,
     since,
     spelled,
@@ -20,7 +21,12 @@ from lockstep.watchdog.words import (
 )
 
 _ENDED, _KILLED = "SIGTERM, signal 15", "SIGKILL, signal 9"
-_CRASHES = ("SIGABRT, signal 6", "SIGSEGV, signal 11")
+_ABORT = "SIGABRT, signal 6"
+_CRASHES = (_ABORT, "SIGSEGV, signal 11")
+_GLOO = [
+    "gloo ends a rank so if another one brings a longer tensor: compare these lines, or start it",
+    "again with LOCKSTEP_CHECK=1, which compares the calls",
+]
 # Verbs to which each rank may bring tensors of its own size.
 _UNEVEN = {"all_to_all", "all_to_all_single", "all_reduce_sparse"}
 
@@ -65,10 +71,14 @@ def judge(
     present = [it for it in reports if it.rank not in known | victims]
     # After a verdict ranks leave their calls one by one: what stands then tells nothing new.
     said, odd, more = ([], set(), []) if told else _compare_calls(reports, present)
-    # gloo makes a rank crash to which another one sends a longer tensor
-    crashed = [it for it in reports if it.how in _CRASHES and it.rank in known]
-    if not said and (crashed or (present and not lines and not told)):
-        said, odd, more = _by_place(present, waits, crashed)
+    if not said and present and not told:
+        if not lines:
+            said, odd, more = _by_place(present, waits)
+        elif crashes := {it.how for it in reports if it.how in _CRASHES and it.rank in known}:
+            # Where the others are may be what has made it crash; but none of them is blamed.
+            said = places_of(present)
+            if _ABORT in crashes and not any(c.members for it in reports for c in it.calls):
+                said += _GLOO
     lines += said
     if not lines and victims:
         lines = [f"{spelled(sorted(victims))} gave up waiting for others"]
@@ -262,11 +272,9 @@ def _messages(present: Sequence[RankReport]) -> list[str]:
     ]
 
 
-def _by_place(
-    present: Sequence[RankReport], waits: int | None, crashed: Sequence[RankReport] = ()
-) -> Finding:
+def _by_place(present: Sequence[RankReport], waits: int | None) -> Finding:
     """Compare where the ranks are; all that is known of verbs that are not Lockstep's own."""
-    places = Counter(it.place for it in (*present, *crashed))
+    places = Counter(it.place for it in present)
     if len(places) < 2:
         where = next(iter(places), "")
         return [f"{spelled([it.rank for it in present])} in {where or 'places unknown'}"], set(), []
@@ -276,10 +284,9 @@ def _by_place(
     common = (asks or [place for place, count in places.items() if count == most])[0]
     odd = [it for it in present if it.place != common]
     lines = [f"{name_of(it)} is in {it.place or 'a place unknown'}{since(it)}" for it in odd]
-    rest = [it.rank for it in present if it.place == common]
-    said = [f"{spelled(rest)} in {common}"] if rest else []
+    rest = spelled([it.rank for it in present if it.place == common])
     late = [it.rank for it in odd]
-    return [*shortened(lines), *said], set(late), late
+    return [*shortened(lines), f"{rest} in {common}"], set(late), late
 
 
 def _members(standing: Standing, reports: Sequence[RankReport]) -> set[int]:

@@ -27,10 +27,12 @@ from lockstep.rendezvous.doors import open_door
 from lockstep.rendezvous.tcp import find_address
 from lockstep.watchdog.channel import Channel
 from lockstep.watchdog.farewell import Farewell
+from lockstep.watchdog.hooks import hooked
 from lockstep.watchdog.hub import Hub, Ranks
+from lockstep.watchdog.limits import Limits
 from lockstep.watchdog.node import REPORTERS
 from lockstep.watchdog.printing import say
-from lockstep.watchdog.watcher import Limits, Watcher
+from lockstep.watchdog.watcher import Watcher
 from lockstep.watchdog.witness import present
 from lockstep.world import World
 
@@ -103,19 +105,33 @@ def watched(world: World, seconds: float) -> Iterator[None]:
         return
     if asked == "abort":
         ending.farewell = Farewell(_watcher.segment, _watcher.ranks, world.host, limits)
-    recorder = _watcher.recorder
-    notes.current, notes.ask = recorder, _watcher.explain
-    with _signals(_watcher), present(_watcher.segment, world.host, _watcher.ranks):
-        try:
-            yield
-            recorder.set(notes.STATE, notes.CLOSED)
-        except BaseException as error:
-            _note_end(recorder, error)
-            raise
-        finally:
-            notes.no_step()
-            notes.current = None
+    with (
+        _signals(_watcher),
+        present(_watcher.segment, world.host, _watcher.ranks),
+        _noting(_watcher, seconds),
+    ):
+        yield
     # The thread goes on: other ranks may still wait for this one, and somebody has to say so.
+
+
+@contextmanager
+def _noting(watcher: Watcher, seconds: float) -> Iterator[None]:
+    """Note what this rank calls, and how it leaves the session."""
+    recorder = watcher.recorder
+    notes.current, notes.ask = recorder, watcher.explain
+    hooks = watcher.hooks = hooked(seconds)
+    try:
+        yield
+        recorder.set(notes.STATE, notes.CLOSED)
+    except BaseException as error:
+        _note_end(recorder, error)
+        raise
+    finally:
+        watcher.hooks = None
+        if hooks is not None:
+            hooks.close()
+        notes.no_step()
+        notes.current = None
 
 
 def _note_end(recorder: notes.Recorder, error: BaseException) -> None:

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +18,14 @@ from lockstep.ending import LONGEST, abort
 from lockstep.notes import Recorder
 from lockstep.watchdog import stacks
 from lockstep.watchdog.channel import Channel
-from lockstep.watchdog.hub import HARMLESS, SAME, Hub
+from lockstep.watchdog.hooks import Hooks
+from lockstep.watchdog.hub import HARMLESS, SAME, Hub, is_sudden
 from lockstep.watchdog.life import Life
+from lockstep.watchdog.limits import Limits
 from lockstep.watchdog.node import Node
 from lockstep.watchdog.printing import alone
 from lockstep.watchdog.reading import Call, Notes
-from lockstep.watchdog.report import facts_of
+from lockstep.watchdog.report import facts_of, facts_of_last
 
 if TYPE_CHECKING:
     from lockstep.shared_memory import Segment
@@ -35,21 +37,6 @@ _TICK = 0.25
 _HEARD, _ROOT = 3.0, 8.0
 # An orderly end, with an error of its own, has precedence over ours.
 _GRACE = 3.0
-
-
-@dataclass(frozen=True)
-class Limits:
-    """When to speak.
-
-    Attributes:
-        warn: seconds after which a call that stands is told of, once.
-        longest: seconds; with wait, the limit of calls whose timeout is put off.
-        wait: after the verdict at the limit go on waiting instead of ending the job.
-    """
-
-    warn: float
-    longest: float
-    wait: bool
 
 
 class Watcher:
@@ -66,6 +53,7 @@ class Watcher:
     Attributes:
         segment, ranks: as given.
         recorder: of this rank.
+        hooks: that note calls, if they do not note themselves.
     """
 
     def __init__(
@@ -84,6 +72,7 @@ class Watcher:
         self.recorder = Recorder(segment.part(segment.rank), longest)
         # what has been said of already: (rank, entered, reason)
         self._said: set[tuple[int, int, str]] = set()
+        self.hooks: Hooks | None = None
         self._called: tuple[str, dict[str, Any], float] | None = None
         self._heard = False  # the root knows of it
         # who was blamed, and when that was
@@ -132,7 +121,7 @@ class Watcher:
             if self._channel is None and self._node.is_mute():
                 if not self._node.lives:
                     self._node.watch()
-                self._speak("failed", _facts_of_last(self._node.said(self.segment.rank)))
+                self._speak("failed", facts_of_last(self._node.said(self.segment.rank)))
 
     def close(self, *, ending: bool) -> None:
         """Stop looking; ending: because the program is over, so that nobody need wait. Local."""
@@ -141,7 +130,7 @@ class Watcher:
             self._wake.send(b"\0")
         self._thread.join(2.0)
         if self._channel is not None and self._channel.open:
-            mine = self._node.reports()[self.segment.rank]
+            mine = self._node.report_of(self.segment.rank)
             mine = replace(mine, ending=ending and bool(mine.left))
             self._channel.send(bye=[mine.as_json()])
         if self._hub is not None:
@@ -155,7 +144,12 @@ class Watcher:
         while not self._stop.is_set():
             for key, _ in self._selector.select(_TICK):
                 self._attend(key)
-            self.recorder.beat(sys._current_frames().get(self._main))
+            self._note_place()
+            if self.hooks is not None:
+                self.hooks.look()
+            if self.recorder.get(notes.SHOW):
+                self.recorder.set(notes.SHOW, 0)
+                stacks.show()
             if self._channel is None or self._stop.is_set():
                 continue
             self._look_round()
@@ -183,7 +177,9 @@ class Watcher:
     def _answer(self, message: dict[str, Any]) -> None:
         assert self._channel is not None
         if "report" in message:
-            self._channel.send(reports=[it.as_json() for it in self._node.reports()])
+            self._note_place()
+            reports = self._node.reports(now=bool(message["report"]))
+            self._channel.send(reports=[it.as_json() for it in reports])
         elif "fetch" in message:
             self._channel.send(stacks=self._node.stacks_of(message["fetch"]))
         elif "told" in message:
@@ -195,6 +191,9 @@ class Watcher:
         elif "fatal" in message and not self._limits.wait:
             self._end_at = self._end_at or time.monotonic() + _GRACE
 
+    def _note_place(self) -> None:
+        self.recorder.beat(sys._current_frames().get(self._main))
+
     def _look_round(self) -> None:
         """Look whether a call of a rank of this node stands too long, or has failed."""
         now = monotonic_ns()
@@ -203,23 +202,19 @@ class Watcher:
                 self._heed(local, said)
             if said.state not in (notes.RUNNING, notes.CLOSED):
                 self._left(local, said)
-            for call in said.open:
-                if call.group == notes.TRAINING and not (self._limits.wait and len(said.open) == 1):
-                    # A step may take as long as it likes; but of gloo's verbs, which do not fail
-                    # if they are to wait, nothing else is known.
-                    continue
-                age = (now - call.entered) / 1e9
-                reason = "limit" if age > call.limit else "warn"
+            for call in said.timed(steps=self._limits.wait):
+                age = call.age(now)
+                reason = "limit" if age > call.limit and not call.seen else "warn"
                 warn = self._limits.warn if call.group != notes.TRAINING else call.limit
                 if age > min(warn, call.limit):
                     self._call_once(local, call, reason, age)
 
     def _heed(self, local: int, said: Notes) -> None:
-        Recorder.heard(self._node.parts[local])
+        notes.write_word(self._node.parts[local], notes.ASKED, 0)
         if said.asked < 0:
             self._call("quit", {})
             return
-        self._call("failed", {"rank": self.ranks[local], **_facts_of_last(said)})
+        self._call("failed", {"rank": self.ranks[local], **facts_of_last(said)})
 
     def _left(self, local: int, said: Notes) -> None:
         key = (local, said.state, "left")
@@ -267,6 +262,9 @@ class Watcher:
         if patient and waited < (_ROOT if self._heard else _HEARD):
             return
         self._called = None
+        # What it has said while this process was stopped, as it may have been until now.
+        for message in self._channel.receive():
+            self._answer(message)
         if self._node.is_first():
             self._speak(reason, facts)
         if reason not in HARMLESS and not self._limits.wait:
@@ -280,12 +278,9 @@ class Watcher:
         parted = self._channel is None or not self._channel.open
         # If the root has spoken, and has ended because of that, there is nothing to add.
         if reason in HARMLESS or not parted or not (told or self._node.gave_up(0)):
-            blamed = alone(reason, facts, self._node.reports(), silent, told)
+            self._note_place()
+            now_there = self._node.reports(now=is_sudden(reason))
+            blamed = alone(reason, facts, now_there, silent, told)
             if reason not in HARMLESS:
                 self._told = told | blamed, now
         self._node.tell()
-
-
-def _facts_of_last(said: Notes) -> dict[str, Any]:
-    """Say which call of a rank has failed, as far as it is known."""
-    return facts_of(said.open[-1], 0.0) if said.open else {"what": "a call of torch's"}

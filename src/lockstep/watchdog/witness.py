@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from lockstep.notes import TEXTS
+from lockstep.notes import HEADER, TEXTS
 from lockstep.watchdog import life
 
 # Seconds; it does nothing but wait, and so ends at once.
@@ -28,7 +28,8 @@ def present(segment: Any, host: str, ranks: Sequence[int]) -> Iterator[None]:
     """
     process, descriptor = None, segment.descriptor
     if descriptor >= 0:
-        where = [str(descriptor), str(segment.each), str(TEXTS), host, ",".join(map(str, ranks))]
+        layout = [str(segment.each), str(HEADER), str(TEXTS)]
+        where = [str(descriptor), *layout, host, ",".join(map(str, ranks))]
         # Without it the watchers still tell, if the launcher lets them live long enough.
         with contextlib.suppress(OSError):
             process = subprocess.Popen(

@@ -45,6 +45,14 @@ def name_of(it: RankReport) -> str:
     return f"rank {it.rank} ({it.host})"
 
 
+def places_of(reports: Iterable[RankReport]) -> list[str]:
+    """Say where ranks are, a line a place."""
+    places: dict[str, list[int]] = {}
+    for it in reports:
+        places.setdefault(it.place, []).append(it.rank)
+    return shortened([f"{spelled(ranks)} in {where}" for where, ranks in places.items() if where])
+
+
 def spelled(ranks: Iterable[int]) -> str:
     """Number ranks, the first ones of many."""
     ranks = list(ranks)
