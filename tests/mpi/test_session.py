@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import time
@@ -44,6 +45,33 @@ def test_opens_and_closes(backend: str, meeting: str | None, shared: Path) -> No
     assert dict(os.environ) == before
     world.comm.Barrier()
     assert list(shared.iterdir()) == []
+
+
+def test_ranks_of_one_node_listen_to_themselves(world: World) -> None:
+    """No other host can reach the store or the watch; and nobody's name is asked for in the DNS."""
+    before = _listening()
+    world.comm.Barrier()
+    with lockstep.session(backend="gloo", rendezvous="tcp", timeout=LIMIT, quiet=True):
+        world.comm.Barrier()
+        opened = _listening() - before
+        assert world.rank or opened
+        # 127.0.0.1, as it is written there
+        assert {address for address, _ in opened} <= {"0100007F"}
+        world.comm.Barrier()
+
+
+def _listening() -> set[tuple[str, str]]:
+    """Return address and inode of the sockets that this process listens at."""
+    mine, found = set(), set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            mine.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in mine:
+                found.add((words[1].partition(":")[0], words[9]))
+    return found
 
 
 def test_the_root_says_what_was_opened(capfd: pytest.CaptureFixture[str]) -> None:

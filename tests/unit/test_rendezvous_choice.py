@@ -155,9 +155,10 @@ def test_interfaces_of_this_host() -> None:
     assert found["lo"].network == "127.0.0.0/8"
 
 
-def test_knocking() -> None:
+@pytest.mark.parametrize("at", ["", "0.0.0.0", "127.0.0.1"])
+def test_knocking(at: str) -> None:
     """The right door answers with its number; another one, or none, is told apart."""
-    door, other = open_door(), open_door()
+    door, other = open_door(0, at), open_door(0, at)
     stop = threading.Event()
 
     def serve() -> None:
@@ -171,6 +172,8 @@ def test_knocking() -> None:
         assert knock(Target("127.0.0.1", door.port, door.number)) == ""
         heard = knock(Target("127.0.0.1", other.port, door.number))
         assert heard == "another program answers there"
+        elsewhere = knock(Target("127.0.0.2", door.port, door.number))
+        assert elsewhere == ("" if at != "127.0.0.1" else "Connection refused")
         port = door.port
     finally:
         stop.set()

@@ -20,6 +20,8 @@ from lockstep.world import World
 # Seconds that a knock may take. A host in the same cluster answers in milliseconds; a firewall that
 # drops does not answer at all.
 KNOCK = 4.0
+# So many may wait to be answered.
+_CALLERS = 1024
 
 
 @dataclass(frozen=True)
@@ -51,21 +53,28 @@ class Door:
                 caller.sendall(self.number)
 
 
-def open_door(port: int = 0) -> Door:
-    """Listen on all addresses of this host. Local.
+def open_door(port: int = 0, address: str = "") -> Door:
+    """Listen on this host. Local.
 
     Args:
         port: 0 lets the system choose one that is free.
+        address: of IPv4, at which to listen; "" for all addresses of this host.
 
     Raises:
         OSError: the port is in use, or not allowed.
     """
     try:
-        listener = socket.create_server(
-            ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
-        )
-    except (OSError, ValueError):  # no IPv6 here; if it was the port, the next line says so
-        listener = socket.create_server(("", port), backlog=1024)
+        if address:
+            listener = socket.create_server((address, port), backlog=_CALLERS)
+        else:
+            listener = socket.create_server(
+                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_CALLERS
+            )
+    except (OSError, ValueError):
+        if address:
+            raise
+        # no IPv6 here; if it was the port, the next line says so
+        listener = socket.create_server(("", port), backlog=_CALLERS)
     listener.setblocking(False)
     return Door(listener)
 

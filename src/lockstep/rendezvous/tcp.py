@@ -35,7 +35,7 @@ def open_store(world: World, timeout: timedelta, host: str = "", port: int = 0) 
         RendezvousError: on all ranks, if the root cannot open the port, or some host cannot reach
             it; the message names the hosts and what each of them tried.
     """
-    door, trouble = _open(port) if world.rank == 0 else (None, None)
+    door, trouble = _open(port, where_to_listen(world, host)) if world.rank == 0 else (None, None)
     try:
         agree(world, trouble)
         place = from_root(world, (door.port, door.number) if door is not None else None)
@@ -50,9 +50,9 @@ def open_store(world: World, timeout: timedelta, host: str = "", port: int = 0) 
             door.socket.close()
 
 
-def _open(port: int) -> tuple[Door | None, Trouble | None]:
+def _open(port: int, where: str) -> tuple[Door | None, Trouble | None]:
     try:
-        return open_door(port), None
+        return open_door(port, where), None
     except OSError as error:
         which = f"TCP port {port}" if port else "a TCP port"
         return None, Trouble(
@@ -61,6 +61,21 @@ def _open(port: int) -> tuple[Door | None, Trouble | None]:
             cure='leave the choice to the system (rendezvous="tcp", or MASTER_PORT unset); '
             "`ss -ltn` shows who has the port",
         )
+
+
+def where_to_listen(world: World, host: str = "") -> str:
+    """Return where the root listens: at IPv4 addresses if they will do, "" for all. Local.
+
+    torch's server looks up the name of every caller. Of one that comes by IPv4 to a socket for both
+    it asks the DNS alone, not /etc/hosts, and where no DNS answers that takes 5 s a caller.
+
+    Args:
+        world: the ranks; those of one node need no address that others could reach.
+        host: name or address that they were told to use, if they were.
+    """
+    if world.nodes == 1 and not host:
+        return _LOCAL
+    return "" if ":" in interfaces.resolve(host or socket.gethostname()) else "0.0.0.0"
 
 
 def find_address(world: World, door: Door | None, host: str, port: int, number: bytes) -> str:

@@ -24,7 +24,7 @@ from lockstep.errors import (
     SettingsError,
 )
 from lockstep.rendezvous.doors import open_door
-from lockstep.rendezvous.tcp import find_address
+from lockstep.rendezvous.tcp import find_address, where_to_listen
 from lockstep.watchdog.channel import Channel
 from lockstep.watchdog.farewell import Farewell
 from lockstep.watchdog.hooks import hooked
@@ -189,7 +189,7 @@ def _open(world: World, limits: Limits) -> Watcher | None:
 
 def _connect(world: World) -> tuple[Channel | None, Hub | None]:
     """Connect the first two ranks of each node to the root. Collective."""
-    door = open_door() if world.rank == 0 else None
+    door = open_door(0, where_to_listen(world)) if world.rank == 0 else None
     mine = (door.port, door.number, secrets.token_hex(16)) if door else None
     port, number, token = world.comm.bcast(mine, root=0)
     where = world.comm.allgather((world.host, world.node))
