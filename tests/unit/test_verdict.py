@@ -54,13 +54,14 @@ def test_a_rank_that_is_gone_and_one_that_is_stopped() -> None:
     ranks = [
         waiting(0, call(9)),
         RankReport(1, "node0", "gone", "SIGKILL, signal 9"),
-        RankReport(2, "node1", "stopped", place="a.py:1", since=3.0),
+        RankReport(2, "node1", "stopped", place="a.py:1", since=3.0, pid=4711),
     ]
     verdict = judge(ranks)
     lines = verdict.text.splitlines()
     assert lines[0] == "rank 1 (node0) is gone (SIGKILL, signal 9)"
     assert lines[1] == (
-        "rank 2 (node1) is stopped (SIGSTOP, Ctrl-Z or a debugger); last seen in a.py:1 since 3 s"
+        "rank 2 (node1) is stopped (SIGSTOP, Ctrl-Z or a debugger, process 4711); last seen in "
+        "a.py:1 since 3 s"
     )
     assert "rank 0 in all_reduce #9" in lines[2]
     assert verdict.fatal

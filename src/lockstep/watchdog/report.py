@@ -62,6 +62,7 @@ class RankReport:
         left: how it left the session: "", closed, an exception, exit code 3, giving up.
         place: where its main thread is in the user's code; "" if unknown.
         since: seconds since its last call was over, or begun; negative if it has called nothing.
+        pid: its process, on its host; 0 if unknown.
         stuck: its main thread does not let go of the interpreter.
         ending: its program is over.
         open: calls that are not over, oldest first.
@@ -75,6 +76,7 @@ class RankReport:
     left: str = ""
     place: str = ""
     since: float = -1.0
+    pid: int = 0
     stuck: bool = False
     ending: bool = False
     open: list[Standing] = field(default_factory=list)
@@ -112,6 +114,7 @@ def report(rank: int, host: str, notes: Notes, life: str, how: str) -> RankRepor
         _left(notes),
         f"{notes.file}:{notes.line}" if notes.file else "",
         (now - last) / 1e9 if last else -1.0,
+        notes.pid,
         stuck,
         open=[_standing(call, now) for call in lasting],
         done=[_standing(call, now) for call in notes.calls if call not in lasting][-LAST:],

@@ -13,6 +13,7 @@ from lockstep.watchdog.words import (
     left_at,
     name_of,
     places_of,
+    process_of,
     shortened,
     since,
     spelled,
@@ -117,9 +118,8 @@ def _absent(reports: Sequence[RankReport]) -> tuple[list[str], list[int], set[in
             lines.append(f"{name_of(it)} is gone ({how}){left_at(it)}")
             late += [it.rank] * (it.how in _CRASHES)
         elif it.life == "stopped":
-            lines.append(
-                f"{name_of(it)} is stopped (SIGSTOP, Ctrl-Z or a debugger){whereabouts(it)}"
-            )
+            how = ", ".join(filter(None, ["SIGSTOP, Ctrl-Z or a debugger", process_of(it)]))
+            lines.append(f"{name_of(it)} is stopped ({how}){whereabouts(it)}")
             late.append(it.rank)
         elif it.left == "closed":
             if missed:  # otherwise it is no news

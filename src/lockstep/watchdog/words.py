@@ -53,6 +53,11 @@ def places_of(reports: Iterable[RankReport]) -> list[str]:
     return shortened([f"{spelled(ranks)} in {where}" for where, ranks in places.items() if where])
 
 
+def process_of(it: RankReport) -> str:
+    """Name the process, for a command on its host; "" if it is unknown."""
+    return f"process {it.pid}" if it.pid else ""
+
+
 def spelled(ranks: Iterable[int]) -> str:
     """Number ranks, the first ones of many."""
     ranks = list(ranks)
