@@ -32,7 +32,8 @@ ASKED_AGAIN = -1
 
 HEADER, CALLS, CALL = 128, 64, 64
 TEXTS = HEADER + CALLS * CALL
-ROOM = 32 * 2**10
+ROOM, SPARE = 32 * 2**10, 8 * 2**10
+UNKNOWN = "…"
 BYTES = TEXTS + ROOM
 _MASK = CALLS - 1
 # Whether to compare what costs time to compare, at every call.
@@ -82,7 +83,6 @@ class Recorder:
         self._files: dict[str, int] = {}
         self._kinds: dict[str, _Kinds] = {}
         self._groups: dict[str, list[int]] = {}
-        self._held = False
         self.set(PID, os.getpid())
         self.set(BEAT, monotonic_ns())
 
@@ -147,13 +147,13 @@ class Recorder:
         """Note in a rank's part, on behalf of another, that a verdict was given."""
         write_word(memory, TOLD, moment)
 
-    def beat(self, frame: FrameType | None) -> None:
-        """Note that the interpreter is free, and where a frame is in the user's code."""
-        if not self._held:
+    def beat(self, frame: FrameType | None, moment: int = 0) -> None:
+        """Note that the interpreter is free, or was at a moment, and where a frame is."""
+        if not self.get(HELD):
             file, line = self.place(frame)
             self.set(FILE, file)
             self.set(LINE, line)
-        self.set(BEAT, monotonic_ns())
+        self.set(BEAT, moment or monotonic_ns())
 
     def hold(self, trace: TracebackType | None) -> None:
         """Note where in the user's code an error was raised, and that this rank stays there."""
@@ -163,7 +163,6 @@ class Recorder:
                 self.set(FILE, self._text(Path(name).name))
                 self.set(LINE, trace.tb_lineno)
                 self.set(HELD, 1)
-                self._held = True
             trace = trace.tb_next
 
     def place(self, frame: FrameType | None) -> tuple[int, int]:
@@ -200,16 +199,18 @@ class Recorder:
             if isinstance(t, torch.Tensor)
         ]
         more = [f"… {len(tensors)} tensors"] if len(tensors) > 3 else []
-        what = self._text(f"{verb}\0{', '.join(shown + more)}")
+        # What a verb is called has room when all shapes have none any more.
+        what = self._text(f"{verb}\0{', '.join(shown + more)}", SPARE)
+        what = what or self._text(f"{verb}\0{UNKNOWN}")
         if len(kinds.texts) < 10_000:
             kinds.texts[signature] = what
         return what
 
-    def _text(self, text: str) -> int:
+    def _text(self, text: str, spare: int = 0) -> int:
         if (known := self._texts.get(text)) is not None:
             return known
         coded = text.encode()[:200]
-        if self._used + len(coded) + 1 > ROOM:
+        if self._used + len(coded) + 1 > ROOM - spare:
             return 0
         start = TEXTS + self._used
         self._memory[start : start + len(coded) + 1] = bytes([len(coded)]) + coded

@@ -266,6 +266,21 @@ def test_goes_on_over_gloo_if_asked(tmp_path: Path) -> None:
     way = "mnist_ddp", "gloo"
     found = run("openmpi", "slow:1:5", way, tmp_path, *QUICK, LOCKSTEP_WATCHDOG="wait")
     late = rf"{NAME} has not entered all_reduce #\d+ [^\n]*; it is in faulty.py"
-    after = found.when(rf"step #\d+ has stood for its limit of 5 s\n +{late}")
+    after = found.when(rf"(step|all_reduce) #\d+ [^\n]*stood for its limit of 5 s\n +{late}")
     assert after < LIMIT + MORE, str(found.outcome)
     assert found.outcome.code == 0, str(found.outcome)
+
+
+def test_check_mode_finds_what_gloo_would_crash_of(tmp_path: Path) -> None:
+    """LOCKSTEP_CHECK=1: DDP trains, and the first call that differs is an error on all ranks."""
+    way = "mnist_ddp", "gloo"
+    found = run("openmpi", "longer:1:5", way, tmp_path, *QUICK, LOCKSTEP_CHECK="1")
+    said = (
+        r"rank 1 called all_reduce #\d+ \(float32\[1000000\]\), where the others called all_reduce"
+    )
+    after = found.when(said)
+    assert after < LIMIT, str(found.outcome)
+    assert "SIGABRT" not in found.outcome.text, str(found.outcome)
+    assert "Loss: " in found.outcome.text, str(found.outcome)
+    assert found.outcome.code != 0, str(found.outcome)
+    assert not found.left, str(found.outcome)

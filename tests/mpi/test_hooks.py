@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from threading import Thread
 
 import pytest
 import torch
@@ -118,17 +119,35 @@ def test_a_call_that_waits_lasts(world: World) -> None:
 
 
 def test_a_call_that_fails_at_once_is_over(world: World) -> None:
-    """torch raises before there is a handle; the program goes on."""
+    """torch raises before there is a handle; the program goes on, in a thread too."""
     with lockstep.session(backend="gloo", timeout=LIMIT, quiet=True):
         if world.size == 1:
             return
-        with pytest.raises(Exception, match=r"(?i)complex|type|support"):
-            dist.all_reduce(torch.ones(5, dtype=torch.complex64), dist.ReduceOp.MAX)
-        dist.barrier()
-        assert last().verb == "barrier"
         assert notes.current is not None
-        open_ = [it for it in read(notes.current._memory).open if it.group.startswith("0|")]
-        assert not open_
+        memory = notes.current._memory
+
+        def fail() -> None:
+            with pytest.raises(RuntimeError, match="unsupported reduction operation"):
+                dist.all_reduce(torch.ones(5).to_sparse(), dist.ReduceOp.MAX)
+
+        for call in (fail, Thread(target=fail).run):
+            call()
+            assert [it for it in read(memory).open if it.group.startswith("0|")] == []
+        dist.barrier()
+        assert (last().verb, last().number) == ("barrier", 3)
+
+
+def test_a_group_that_the_program_destroys_is_gone(world: World) -> None:
+    """With its threads; its hooks do not keep it."""
+    with lockstep.session(backend="gloo", timeout=LIMIT, quiet=True):
+        dist.barrier()
+        before = len(os.listdir("/proc/self/task"))
+        world.comm.Barrier()
+        dist.destroy_process_group()
+        end = time.monotonic() + 10.0
+        while len(os.listdir("/proc/self/task")) >= before and time.monotonic() < end:
+            time.sleep(0.01)
+        assert len(os.listdir("/proc/self/task")) < before
 
 
 def test_a_child_notes_nothing_in_its_parents_place(world: World) -> None:

@@ -19,6 +19,7 @@ from lockstep.notes import Recorder
 from lockstep.watchdog.life import _seen
 from lockstep.watchdog.reading import Call, read
 from lockstep.watchdog.report import RankReport, report
+from lockstep.watchdog.verdict import judge
 
 # As if it were a file of torch's: the test's own frames, and no others, are the user's.
 LIBRARY: dict[str, Any] = {}
@@ -195,7 +196,7 @@ def test_a_call_that_is_looked_at_lasts_as_long_as_somebody_looks() -> None:
     assert not read(memory).open
 
 
-def test_a_training_step_counts_if_nothing_in_it_has_a_limit() -> None:
+def test_a_training_step_counts_if_nothing_in_it_is_noted() -> None:
     """And only if it is asked for."""
     recorder, memory = _recorder()
     recorder.enter(notes.TRAINING, "step", 0, (), 5.0)
@@ -203,5 +204,20 @@ def test_a_training_step_counts_if_nothing_in_it_has_a_limit() -> None:
     assert [call.verb for call in read(memory).timed(steps=True)] == ["step"]
     at = LIBRARY["note"](recorder, "all_reduce")
     assert [call.verb for call in read(memory).timed(steps=True)] == ["all_reduce"]
-    recorder.ask_again(at)
-    assert [call.verb for call in read(memory).timed(steps=True)] == ["step", "all_reduce"]
+    recorder.leave(at)
+    assert [call.verb for call in read(memory).timed(steps=True)] == ["step"]
+
+
+def test_verbs_have_names_when_shapes_have_no_room_any_more() -> None:
+    """Of one rank all shapes are known, of another none: that is no difference."""
+    recorder, memory = _recorder()
+    for n in range(5000):
+        recorder.leave(recorder.enter("0|0-1", "all_to_all", (n,), (torch.ones(n),), 5.0))
+    recorder.leave(recorder.enter("0|0-1", "all_reduce", 1, (torch.ones(7),), 5.0))
+    last = read(memory).calls[-1]
+    assert (last.verb, last.what, last.group) == ("all_reduce", notes.UNKNOWN, "0|0-1")
+    there = report(1, "node0", read(memory), "running", "")
+    here = replace(there, rank=0, done=[replace(c, what="float32[7]") for c in there.done])
+    assert not judge([here, there]).blamed
+    other = replace(here, done=[*here.done[:-1], replace(here.done[-1], verb="broadcast")])
+    assert judge([other, there, replace(there, rank=2)]).blamed == {0}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockstep import notes
-from lockstep.watchdog.report import UP, RankReport, Standing
+from lockstep.watchdog.report import UP, RankReport, Standing, is_over
 from lockstep.watchdog.verdict import judge
 
 
@@ -258,3 +258,12 @@ def test_a_normal_end_is_no_news() -> None:
     """All have closed their sessions."""
     verdict = judge([RankReport(r, "node0", "gone", left="closed") for r in range(2)])
     assert "closed" not in verdict.text
+
+
+def test_a_call_that_is_over_is_not_told_of() -> None:
+    """The word that it stands has come late."""
+    standing = waiting(0, call(9))
+    facts = {"group": "0|0-1", "number": 9}
+    assert not is_over(facts, [standing, RankReport(1, "node0")])
+    assert is_over({**facts, "number": 8}, [standing])
+    assert is_over({**facts, "group": "1|0-1"}, [standing])

@@ -7,12 +7,18 @@ or DDP in C++. It does not say when a call is over; the call's handle has to be 
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
 
 from lockstep import notes
+from lockstep.notes import CHECK
 from lockstep.ranges import listed
+from lockstep.watchdog.check import Comparison
+from lockstep.world import World
 
 # Those whose handle says when they are over; with which tensors they are told apart.
 _VERBS = {
@@ -27,23 +33,42 @@ _VERBS = {
 }
 # Those whose handle does not: noted, but not as calls that last.
 _MUTE = {"REDUCE_SCATTER": ("reduce_scatter", "output_tensors")}
+# The name of our hooks among others of the group.
 _NUMBER = int.from_bytes(b"lockstep"[:7], "big")
+
+
+# Seconds for which a call that has failed is kept as what a rank does, unless it calls another.
+_KEPT = 10.0
 
 
 class Hooks:
     """Notes the collectives of a group, from the beginning, on all its ranks alike. Local.
 
+    The group is not held: its program may destroy it.
+
     Args:
-        group: of gloo's; nothing was called on it.
+        group: nothing was called on it.
         seconds: its timeout.
+        noted: note the calls.
+        comparison: compares them before, if they are to be compared; then they are Collective.
     """
 
-    def __init__(self, group: dist.ProcessGroup, seconds: float) -> None:
-        self._group, self._seconds = group, seconds
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        seconds: float,
+        *,
+        noted: bool = True,
+        comparison: Comparison | None = None,
+    ) -> None:
+        self._group, self._seconds = id(group), seconds
+        self._noted, self._comparison = noted, comparison
         self._name = f"{group.group_name}|{listed(range(group.size()))}"
-        # by thread, the call that it is issuing; and by place in the notes, what is under way
+        # by thread, the call that it is issuing; and by place in the notes, what is under way, and
+        # when it was seen that it has failed
         self._issuing: dict[int, int] = {}
         self._under_way: dict[int, dist.Work] = {}
+        self._failed: dict[int, float] = {}
         group.register_pre_hook(_NUMBER, self._before)
         group.register_post_hook(_NUMBER, self._after)
 
@@ -55,53 +80,83 @@ class Hooks:
                 what a verdict has to tell of.
         """
         for at, work in list(self._under_way.items()):
-            over = work.is_completed() and (failed or not _has_failed(work))
-            if over and self._under_way.get(at) is work:
-                del self._under_way[at]
+            if not work.is_completed():
+                continue
+            if not failed and _has_failed(work):
+                since = self._failed.setdefault(at, time.monotonic())
+                if time.monotonic() - since < _KEPT:
+                    continue
+            if self._under_way.get(at) is work:
+                self._forget(at)
                 _leave(at)
 
     def close(self) -> None:
         """Note nothing more."""
-        self._group.unregister_pre_hook(_NUMBER)
-        self._group.unregister_post_hook(_NUMBER)
-        for at in [*self._issuing.values(), *self._under_way]:
+        group = dist.group.WORLD if dist.is_initialized() else None
+        if group is not None and id(group) == self._group:
+            group.unregister_pre_hook(_NUMBER)
+            group.unregister_post_hook(_NUMBER)
+        for at in list(self._under_way):
+            self._forget(at)
             _leave(at)
-        self._issuing.clear()
-        self._under_way.clear()
 
     def _before(self, args: Any) -> None:
-        recorder, kind = notes.current, args.name.name
-        if recorder is None or (found := _VERBS.get(kind) or _MUTE.get(kind)) is None:
+        kind = args.name.name
+        if (found := _VERBS.get(kind) or _MUTE.get(kind)) is None:
             return
-        if (at := self._issuing.pop(threading.get_ident(), -1)) >= 0:
-            _leave(at)  # it has ended by an error before there was a handle
-        self.look(failed=True)
         verb, which = found
-        tensors = getattr(args, which)
-        signature = tuple((t.dtype, t.numel()) for t in tensors)
-        at = recorder.enter(self._name, verb, signature, tensors, self._seconds)
-        recorder.ask_again(at)
-        self._under_way.pop(at, None)
+        tensors, recorder = getattr(args, which), notes.current
+        at = -1
+        if recorder is not None and self._noted:
+            self.look(failed=True)
+            signature = tuple((t.dtype, t.numel()) for t in tensors)
+            at = recorder.enter(self._name, verb, signature, tensors, self._seconds)
+            self._forget(at)
         self._issuing[threading.get_ident()] = at
+        try:
+            if self._comparison is not None:
+                self._comparison.compare(verb, tensors, args.root)
+        finally:
+            # To issue it takes no time; if that raises an error, nobody is told.
+            _leave(at)
 
     def _after(self, args: Any) -> None:
         at = self._issuing.pop(threading.get_ident(), -1)
-        if at < 0:
+        recorder, work = notes.current, args.work
+        if at < 0 or recorder is None or work is None or args.name.name in _MUTE:
             return
-        if args.work is None or args.name.name in _MUTE or args.work.is_completed():
-            _leave(at)
-        else:
-            self._under_way[at] = args.work
+        if not work.is_completed():
+            self._under_way[at] = work
+            recorder.ask_again(at)
+
+    def _forget(self, at: int) -> None:
+        self._under_way.pop(at, None)
+        self._failed.pop(at, None)
 
 
-def hooked(seconds: float) -> Hooks | None:
+@contextmanager
+def hooked(world: World, seconds: float) -> Iterator[Hooks | None]:
     """Note the calls of the default group if it is gloo's. Local; on all ranks alike.
 
+    With LOCKSTEP_CHECK=1 they are compared too, as those over nccl are; the backend mpi does so
+    itself. Then opening it is Collective.
+
     Args:
-        seconds: its timeout.
+        world: the ranks.
+        seconds: the group's timeout.
     """
-    group = dist.group.WORLD if dist.is_initialized() else None
-    return Hooks(group, seconds) if group and dist.get_backend(group) == "gloo" else None
+    group = dist.group.WORLD if dist.is_initialized() and world.size > 1 else None
+    backend = dist.get_backend(group) if group is not None else ""
+    if group is None or backend not in ("gloo", "nccl") or not (CHECK or backend == "gloo"):
+        yield None
+        return
+    comparison = Comparison(world.comm.Dup(), seconds) if CHECK else None
+    hooks = Hooks(group, seconds, noted=backend == "gloo", comparison=comparison)
+    del group
+    try:
+        yield hooks
+    finally:
+        hooks.close()
 
 
 def _has_failed(work: dist.Work) -> bool:
@@ -113,5 +168,5 @@ def _has_failed(work: dist.Work) -> bool:
 
 
 def _leave(at: int) -> None:
-    if notes.current is not None:
+    if at >= 0 and notes.current is not None:
         notes.current.leave(at)

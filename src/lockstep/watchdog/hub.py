@@ -17,7 +17,7 @@ from typing import Any
 
 from lockstep.watchdog.channel import SEND, Channel
 from lockstep.watchdog.printing import head, lines_of, main_stack, say, table
-from lockstep.watchdog.report import RankReport
+from lockstep.watchdog.report import RankReport, is_over
 from lockstep.watchdog.verdict import Verdict, judge, last_calls
 from lockstep.watchdog.words import waits_in
 
@@ -119,10 +119,12 @@ class Hub:
             self._until(lambda: False, _CRASH)
             reports = self._gather(True)
         told = self._lately() if reason != "quit" else frozenset()
+        if self._stop.is_set() or (reason == "warn" and is_over(call, reports)):
+            return
         verdict = judge(reports, call.get("rank") if reason == "failed" else None, told)
         if reason == "left" and not (verdict.fatal and any(it.open for it in reports)):
             return  # they have left, and nobody waits for them
-        if reason == "quit" or not self._is_said(reason, verdict):
+        if reason == "quit" or not self._is_said(reason, call, verdict):
             self._print(reason, call, reports, verdict)
         if verdict.fatal and reason != "quit":
             self._tell({"fatal": True})
@@ -141,9 +143,11 @@ class Hub:
         """Return who was blamed a moment ago."""
         return self._blamed[0] if time.monotonic() - self._blamed[1] < SAME else frozenset()
 
-    def _is_said(self, reason: str, verdict: Verdict) -> bool:
+    def _is_said(self, reason: str, call: dict[str, Any], verdict: Verdict) -> bool:
         """Say whether as much was printed a moment ago: several ranks find it at a time."""
         key = f"{reason in HARMLESS} {re.sub('[0-9]+ s', '', verdict.text)}"
+        if reason == "warn":
+            key = f"{call.get('what')} of {call.get('group')}"
         now = time.monotonic()
         said, self._said[key] = now - self._said.get(key, -SAME) < SAME, now
         before = self._lately()

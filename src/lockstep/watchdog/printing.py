@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep.watchdog.report import RankReport
+from lockstep.watchdog.report import RankReport, is_over
 from lockstep.watchdog.verdict import judge
 
 
@@ -36,6 +36,8 @@ def alone(
     Returns:
         who is blamed now.
     """
+    if reason == "warn" and is_over(call, reports):
+        return frozenset()
     verdict = judge(reports, told=told)
     if verdict.blamed <= told and (told or reason == "left"):
         return verdict.blamed  # a consequence

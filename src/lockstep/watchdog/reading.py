@@ -78,11 +78,10 @@ class Notes:
         """Return the calls that are not over and should be some time.
 
         Args:
-            steps: a training step too, if nothing in it has a limit. By itself it may take as long
-                as it likes; but gloo's verbs have none if they are to wait.
+            steps: a training step too, if nothing in it is noted. By itself it may take as long as
+                it likes; but of calls that are not noted, and are to wait, nothing else is known.
         """
-        limited = [call for call in self.open if not call.seen and call.group != TRAINING]
-        return [c for c in self.open if c.group != TRAINING or (steps and not limited)]
+        return [c for c in self.open if c.group != TRAINING or (steps and len(self.open) == 1)]
 
 
 def read(memory: Any) -> Notes:

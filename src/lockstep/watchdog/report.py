@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from time import monotonic_ns
 from typing import Any
@@ -15,6 +16,8 @@ LAST = 16
 UP = "giving up"
 # A thread that has not had the interpreter for so many seconds: the main thread does not let go.
 _STUCK = 3.0
+# After so many seconds without a look it is unknown whether a call that has to be looked at lasts.
+_BLIND = 1.0
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ def report(rank: int, host: str, notes: Notes, life: str, how: str) -> RankRepor
     last = max((max(call.entered, call.left) for call in notes.calls), default=0)
     stuck = bool(notes.beat) and life == "running" and now - notes.beat > _STUCK * 1e9
     # Who does not look cannot know whether such a call still lasts.
-    blind = life != "running" or stuck
+    blind = life != "running" or now - notes.beat > _BLIND * 1e9
     lasting = [call for call in notes.open if not (call.seen and blind)]
     return RankReport(
         rank,
@@ -127,7 +130,8 @@ def facts_of(call: Call, age: float) -> dict[str, Any]:
     what = f"{call.verb} #{call.number}"
     if group not in (MESSAGES, TRAINING):
         what = f"{what} of group {group}"
-    return {"what": what, "seconds": age, "limit": call.limit}
+    which = {"group": call.group, "number": call.number}
+    return {"what": what, "seconds": age, "limit": call.limit, **which}
 
 
 def _left(notes: Notes) -> str:
@@ -143,6 +147,12 @@ def _standing(call: Call, now: int) -> Standing:
     place = f"{call.file}:{call.line}" if call.file else ""
     number, seen = call.number, bool(call.seen)
     return Standing(group, members, number, call.verb, call.what, place, call.age(now), seen)
+
+
+def is_over(facts: dict[str, Any], reports: Iterable[RankReport]) -> bool:
+    """Say whether a call, by its facts, stands nowhere any more. Local."""
+    which = str(facts.get("group", "")).partition("|")[0], facts.get("number")
+    return not any((call.group, call.number) == which for it in reports for call in it.open)
 
 
 def facts_of_last(said: Notes) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lockstep.notes import MESSAGES, TRAINING
+from lockstep.notes import MESSAGES, TRAINING, UNKNOWN
 from lockstep.ranges import unlisted
 from lockstep.watchdog.report import LAST, UP, RankReport, Standing
 from lockstep.watchdog.words import (
@@ -237,10 +237,14 @@ def _compare(
 
 def _differing(entered: dict[int, Standing]) -> tuple[list[str], set[int]]:
     """Say in what the calls of the ranks differ, and whose are the odd ones."""
-    kinds = {rank: (c.verb, "" if c.verb in _UNEVEN else c.what) for rank, c in entered.items()}
+    known = {rank: c for rank, c in entered.items() if c.verb}
+    unknown = {c.verb for c in known.values() if c.what == UNKNOWN} | _UNEVEN
+    kinds = {rank: (c.verb, "" if c.verb in unknown else c.what) for rank, c in known.items()}
+    if not kinds:
+        return [], set()
     common = Counter(kinds.values()).most_common(1)[0][0]
     lines, odd = [], set()
-    for rank, call in sorted(entered.items()):
+    for rank, call in sorted(known.items()):
         if kinds[rank] == common:
             continue
         odd.add(rank)

@@ -94,32 +94,34 @@ def watched(world: World, seconds: float) -> Iterator[None]:
     atexit.unregister(_end)
     atexit.register(_end)
     if world.size == 1 or asked == "off":
-        yield
+        with hooked(world, seconds):
+            yield
         return
     notes.session_limit = seconds
     limits = Limits(_warn(seconds), seconds, asked == "wait")
     with within(_OPEN, "opening the watch"):
         _watcher = _open(world, limits)
     if _watcher is None:
-        yield
+        with hooked(world, seconds):
+            yield
         return
     if asked == "abort":
         ending.farewell = Farewell(_watcher.segment, _watcher.ranks, world.host, limits)
     with (
         _signals(_watcher),
         present(_watcher.segment, world.host, _watcher.ranks),
-        _noting(_watcher, seconds),
+        hooked(world, seconds) as _watcher.hooks,
+        _noting(_watcher),
     ):
         yield
     # The thread goes on: other ranks may still wait for this one, and somebody has to say so.
 
 
 @contextmanager
-def _noting(watcher: Watcher, seconds: float) -> Iterator[None]:
+def _noting(watcher: Watcher) -> Iterator[None]:
     """Note what this rank calls, and how it leaves the session."""
     recorder = watcher.recorder
     notes.current, notes.ask = recorder, watcher.explain
-    hooks = watcher.hooks = hooked(seconds)
     try:
         yield
         recorder.set(notes.STATE, notes.CLOSED)
@@ -127,9 +129,9 @@ def _noting(watcher: Watcher, seconds: float) -> Iterator[None]:
         _note_end(recorder, error)
         raise
     finally:
-        watcher.hooks = None
-        if hooks is not None:
-            hooks.close()
+        if watcher.hooks is not None:
+            watcher.hooks.close()
+            watcher.hooks = None
         notes.no_step()
         notes.current = None
 

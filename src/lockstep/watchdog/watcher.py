@@ -145,8 +145,6 @@ class Watcher:
             for key, _ in self._selector.select(_TICK):
                 self._attend(key)
             self._note_place()
-            if self.hooks is not None:
-                self.hooks.look()
             if self.recorder.get(notes.SHOW):
                 self.recorder.set(notes.SHOW, 0)
                 stacks.show()
@@ -192,7 +190,12 @@ class Watcher:
             self._end_at = self._end_at or time.monotonic() + _GRACE
 
     def _note_place(self) -> None:
-        self.recorder.beat(sys._current_frames().get(self._main))
+        # What is not over in a look lasted when the look began: later this thread may have waited
+        # for the interpreter.
+        moment = monotonic_ns()
+        if (hooks := self.hooks) is not None:
+            hooks.look()
+        self.recorder.beat(sys._current_frames().get(self._main), moment)
 
     def _look_round(self) -> None:
         """Look whether a call of a rank of this node stands too long, or has failed."""
@@ -204,7 +207,9 @@ class Watcher:
                 self._left(local, said)
             for call in said.timed(steps=self._limits.wait):
                 age = call.age(now)
-                reason = "limit" if age > call.limit and not call.seen else "warn"
+                # gloo's calls end by themselves, if they are not to wait
+                limited = not call.seen or self._limits.wait
+                reason = "limit" if age > call.limit and limited else "warn"
                 warn = self._limits.warn if call.group != notes.TRAINING else call.limit
                 if age > min(warn, call.limit):
                     self._call_once(local, call, reason, age)
