@@ -80,6 +80,17 @@ def test_check_mode(backend: str, how: str, said: str, tmp_path: Path) -> None:
     assert re.search(said, outcome.text), str(outcome)
 
 
+def test_check_mode_names_a_rank_that_does_not_come(tmp_path: Path) -> None:
+    """Over gloo the ranks wait for it in the comparison."""
+    mpi = need("openmpi")
+    command = mpi.command(3, str(PROGRAM), "loop", "gloo", str(LIMIT))
+    outcome = Program(command, mpi.environment(LOCKSTEP_CHECK="1"), tmp_path).finish(START)
+    assert outcome.code != 0, str(outcome)
+    assert not outcome.timed_out, str(outcome)
+    late = rf"{NAME} has not entered all_reduce #6 of group 0 [^\n]*; it is in hanging.py:\d+"
+    assert re.search(rf"(limit of 4 s|cannot end)\n +{late}", outcome.text), str(outcome)
+
+
 def test_sigquit_asks_and_ends_nothing(tmp_path: Path) -> None:
     """SIGQUIT to any rank has the verdict printed; the job goes on to its end."""
     mpi = need("openmpi")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lockstep import notes
 from lockstep.errors import CollectiveTimeout
 from lockstep.waiting import patience_here
 
@@ -54,6 +55,7 @@ class Comparison:
         here = patience_here()
         if not self._agreement.reach(verb, plan, self._number, self._seconds, here):
             self._lost = True
+            notes.explain()  # before the call is over
             raise CollectiveTimeout(
                 f"{plan.describe(verb, self._number)} waited {self._seconds:g} s for other ranks",
                 needed="every rank calls it",

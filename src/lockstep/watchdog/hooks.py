@@ -135,7 +135,7 @@ class Hooks:
 
 
 @contextmanager
-def hooked(world: World, seconds: float) -> Iterator[Hooks | None]:
+def hooked(world: World, seconds: float, *, noted: bool = True) -> Iterator[Hooks | None]:
     """Note the calls of the default group if it is gloo's. Local; on all ranks alike.
 
     With LOCKSTEP_CHECK=1 they are compared too, as those over nccl are; the backend mpi does so
@@ -144,14 +144,16 @@ def hooked(world: World, seconds: float) -> Iterator[Hooks | None]:
     Args:
         world: the ranks.
         seconds: the group's timeout.
+        noted: False to compare them alone.
     """
     group = dist.group.WORLD if dist.is_initialized() and world.size > 1 else None
     backend = dist.get_backend(group) if group is not None else ""
-    if group is None or backend not in ("gloo", "nccl") or not (CHECK or backend == "gloo"):
+    noted, compared = noted and backend == "gloo", CHECK and backend in ("gloo", "nccl")
+    if group is None or not (noted or compared):
         yield None
         return
-    comparison = Comparison(world.comm.Dup(), seconds) if CHECK else None
-    hooks = Hooks(group, seconds, noted=backend == "gloo", comparison=comparison)
+    comparison = Comparison(world.comm.Dup(), seconds) if compared else None
+    hooks = Hooks(group, seconds, noted=noted, comparison=comparison)
     del group
     try:
         yield hooks

@@ -94,7 +94,7 @@ def watched(world: World, seconds: float) -> Iterator[None]:
     atexit.unregister(_end)
     atexit.register(_end)
     if world.size == 1 or asked == "off":
-        with hooked(world, seconds):
+        with hooked(world, seconds, noted=False):
             yield
         return
     notes.session_limit = seconds
@@ -102,7 +102,7 @@ def watched(world: World, seconds: float) -> Iterator[None]:
     with within(_OPEN, "opening the watch"):
         _watcher = _open(world, limits)
     if _watcher is None:
-        with hooked(world, seconds):
+        with hooked(world, seconds, noted=False):
             yield
         return
     if asked == "abort":
