@@ -27,8 +27,8 @@ PID, STATE, BEAT, FILE, LINE, ASKED, TOLD, STACKS, CODE, ENDED, HELD, SHOW = ran
 # Values of STATE: in the session; it ended as it should; it was left by an exception, or an exit;
 # or by an error that says what other ranks did or did not.
 RUNNING, CLOSED, RAISED, EXITED, GAVE_UP = range(5)
-# When a call was left, if that has to be asked for.
-ASKED_AGAIN = -1
+# When a call was left, if that has to be asked for; if it has failed; if it is not issued yet.
+ASKED_AGAIN, FAILED, NOT_ISSUED = -1, -2, -3
 
 HEADER, CALLS, CALL = 128, 64, 64
 TEXTS = HEADER + CALLS * CALL
@@ -130,9 +130,9 @@ class Recorder:
         """Note that a call is over."""
         _write_word(self._memory, at + 48, monotonic_ns())
 
-    def ask_again(self, at: int) -> None:
-        """Note that a call lasts as far as this rank knew when it last had the interpreter."""
-        _write_word(self._memory, at + 48, ASKED_AGAIN)
+    def qualify(self, at: int, how: int) -> None:
+        """Note of a call that it lasts when this rank last looked, has failed, or is not issued."""
+        _write_word(self._memory, at + 48, how)
 
     def set(self, word: int, value: int) -> None:
         """Write a word of the header."""

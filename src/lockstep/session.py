@@ -22,7 +22,7 @@ from lockstep.rendezvous import Place, choose_interface, meet, parse
 from lockstep.rendezvous.agree import STEP, Trouble, combine, gather, limited
 from lockstep.rendezvous.env import variables
 from lockstep.threads import set_threads
-from lockstep.watchdog.watch import mode, watched
+from lockstep.watchdog.watch import mode, unusual, watched
 from lockstep.world import World, discover
 
 # Tags on the world's communicator that nobody else uses, counted from the one for groups that
@@ -38,19 +38,21 @@ _left: list[object] = []
 
 @dataclass(frozen=True)
 class Plan:
-    """What the caller asked for; it has to be the same on all ranks, but for the timeout.
+    """What was asked for; it has to be the same on all ranks, but for the timeout.
 
     Attributes:
         backend: as the caller wrote it.
         rendezvous: likewise, "" if nothing was asked for.
         world_size: the number of ranks expected, None if any will do.
         timeout: None for what torch takes.
+        environment: what the environment asks for.
     """
 
     backend: str
     rendezvous: str
     world_size: int | None
     timeout: timedelta | None = field(compare=False)
+    environment: str = field(default_factory=unusual)
 
     @property
     def backends(self) -> list[str]:
@@ -239,13 +241,14 @@ def _agree(world: World, mine: Plan) -> None:
             raise LaunchError(
                 f"the ranks ask for different sessions: rank 0 for {_spell(first)}, "
                 f"rank {rank} ({host}) for {_spell(plan)}",
-                needed="the same arguments on all ranks",
-                cure="give every rank the same command line",
+                needed="the same arguments and environment on all ranks",
+                cure="give every rank the same command line; `mpirun -x NAME` (Open MPI) or "
+                "`-genv NAME VALUE` takes a variable to other hosts",
             )
 
 
 def _spell(plan: Plan) -> str:
-    return f"backend={plan.backend!r}, rendezvous={plan.rendezvous!r}"
+    return f"backend={plan.backend!r}, rendezvous={plan.rendezvous!r}{plan.environment}"
 
 
 def _is_there(name: str) -> bool:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from threading import Thread
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def last(seconds: float = 20.0) -> Call:
     assert notes.current is not None
     end = time.monotonic() + seconds
     while True:
-        call = [it for it in read(notes.current._memory).calls if it.group.startswith("0|")][-1]
+        call = _on_default(notes.current._memory)[-1]
         if call.left or time.monotonic() > end:
             return call
         time.sleep(0.01)
@@ -75,7 +76,7 @@ def test_calls_are_noted_and_are_over(world: World) -> None:
             verb(world)
         assert last().left
         assert notes.current is not None
-        calls = [it for it in read(notes.current._memory).calls if it.group.startswith("0|")]
+        calls = _on_default(notes.current._memory)
         names = [name.partition(" ")[0] for name in VERBS]
         assert [(it.number, it.verb) for it in calls] == list(enumerate(names, start=1))
         assert [it.verb for it in calls if not it.left] == []
@@ -132,7 +133,8 @@ def test_a_call_that_fails_at_once_is_over(world: World) -> None:
 
         for call in (fail, Thread(target=fail).run):
             call()
-            assert [it for it in read(memory).open if it.group.startswith("0|")] == []
+            # nobody has entered it
+            assert _on_default(memory) == []
         dist.barrier()
         assert (last().verb, last().number) == ("barrier", 3)
 
@@ -161,3 +163,28 @@ def test_a_child_notes_nothing_in_its_parents_place(world: World) -> None:
             os._exit(0 if notes.current is None else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert last() == before
+
+
+@pytest.mark.ranks(2)
+def test_what_has_failed_is_not_waited_in(world: World) -> None:
+    """A rank has left the group: the call of the others is over, and said to be what they do."""
+    with lockstep.session(backend="gloo", timeout=LIMIT, quiet=True):
+        dist.barrier()
+        world.comm.Barrier()
+        if world.rank == 0:
+            dist.destroy_process_group()
+        else:
+            with pytest.raises(RuntimeError):
+                dist.all_reduce(torch.ones(5))
+            assert notes.current is not None
+            memory = notes.current._memory
+            end = time.monotonic() + 20.0
+            while not (found := _on_default(memory)[-1]).failed and time.monotonic() < end:
+                time.sleep(0.01)
+            assert (found.verb, found.failed, found.left) == ("all_reduce", True, 0)
+            assert found not in read(memory).timed(steps=True)
+        world.comm.Barrier()
+
+
+def _on_default(memory: Any) -> list[Call]:
+    return [it for it in read(memory).calls if it.group.startswith("0|")]

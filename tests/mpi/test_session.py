@@ -74,6 +74,22 @@ def _listening() -> set[tuple[str, str]]:
     return found
 
 
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(("name", "value"), [("LOCKSTEP_CHECK", "1"), ("LOCKSTEP_WATCHDOG", "off")])
+def test_an_environment_that_one_rank_has(
+    name: str, value: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of an mpirun that takes no variables to other hosts: an error on all ranks, no hang."""
+    if world.rank == 1:
+        monkeypatch.setenv(name, value)
+    with (
+        pytest.raises(LaunchError, match=rf"rank 1 \(.*\) for .*, {name}={value}") as caught,
+        lockstep.session(backend="gloo", timeout=LIMIT),
+    ):
+        pass
+    assert "mpirun -x" in str(caught.value)
+
+
 def test_the_root_says_what_was_opened(capfd: pytest.CaptureFixture[str]) -> None:
     """One line on the root, none elsewhere; none if it is to be quiet."""
     with lockstep.session(backend="gloo", timeout=LIMIT) as world:

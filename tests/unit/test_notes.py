@@ -179,7 +179,7 @@ def test_a_call_that_is_looked_at_lasts_as_long_as_somebody_looks() -> None:
     """A rank that is stopped, or does not let go of the interpreter, does not wait in it."""
     recorder, memory = _recorder()
     at = LIBRARY["note"](recorder, "all_reduce")
-    recorder.ask_again(at)
+    recorder.qualify(at, notes.ASKED_AGAIN)
     entered = _last(memory).entered
     notes.write_word(memory, notes.BEAT, entered + 3 * 10**9)
     said = read(memory)
@@ -192,6 +192,12 @@ def test_a_call_that_is_looked_at_lasts_as_long_as_somebody_looks() -> None:
         assert [call.number for call in it.calls] == [1]
     stuck = report(1, "node0", replace(said, beat=monotonic_ns() - 60 * 10**9), "running", "")
     assert (stuck.stuck, stuck.open) == (True, [])
+    recorder.qualify(at, notes.FAILED)
+    failed = read(memory)
+    assert [call.number for call in failed.open] == [1]  # of which a verdict tells
+    assert failed.timed(steps=False) == []  # but nobody waits in it
+    recorder.qualify(at, notes.NOT_ISSUED)
+    assert read(memory).calls == []
     recorder.leave(at)
     assert not read(memory).open
 

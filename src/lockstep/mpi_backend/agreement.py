@@ -48,7 +48,8 @@ VERBS = (
 )
 # Verbs whose tensors have the same shape on all ranks, if the program is in order. That only the
 # number of elements is compared is enough for MPI; with LOCKSTEP_CHECK=1 the shapes are too.
-_ALIKE = frozenset(VERBS) - {"all_to_all", "all_to_all_single", "barrier", "all_reduce_sparse"}
+_UNLIKE = {"all_to_all", "all_to_all_single", "barrier", "all_reduce_sparse", "reduce_scatter"}
+_ALIKE = frozenset(VERBS) - _UNLIKE
 _CODES = {verb: code for code, verb in enumerate(VERBS, start=1)}
 
 _MASK = 2**62 - 1

@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from lockstep import notes
+from lockstep.ending import LONGEST, within
 from lockstep.notes import CHECK
 from lockstep.ranges import listed
 from lockstep.watchdog.check import Comparison
@@ -39,6 +40,8 @@ _NUMBER = int.from_bytes(b"lockstep"[:7], "big")
 
 # Seconds for which a call that has failed is kept as what a rank does, unless it calls another.
 _KEPT = 10.0
+# What MPI may take to make a communicator.
+_OPEN = 30.0
 
 
 class Hooks:
@@ -79,12 +82,15 @@ class Hooks:
             failed: also those that have failed. As long as nothing else is called, such a call is
                 what a verdict has to tell of.
         """
+        if not failed and self._mine() is None:
+            self.close()
         for at, work in list(self._under_way.items()):
             if not work.is_completed():
                 continue
             if not failed and _has_failed(work):
                 since = self._failed.setdefault(at, time.monotonic())
                 if time.monotonic() - since < _KEPT:
+                    _leave(at, notes.FAILED)
                     continue
             if self._under_way.get(at) is work:
                 self._forget(at)
@@ -92,8 +98,7 @@ class Hooks:
 
     def close(self) -> None:
         """Note nothing more."""
-        group = dist.group.WORLD if dist.is_initialized() else None
-        if group is not None and id(group) == self._group:
+        if (group := self._mine()) is not None:
             group.unregister_pre_hook(_NUMBER)
             group.unregister_post_hook(_NUMBER)
         for at in list(self._under_way):
@@ -118,16 +123,23 @@ class Hooks:
                 self._comparison.compare(verb, tensors, args.root)
         finally:
             # To issue it takes no time; if that raises an error, nobody is told.
-            _leave(at)
+            _leave(at, notes.NOT_ISSUED)
 
     def _after(self, args: Any) -> None:
         at = self._issuing.pop(threading.get_ident(), -1)
         recorder, work = notes.current, args.work
-        if at < 0 or recorder is None or work is None or args.name.name in _MUTE:
+        if at < 0 or recorder is None:
             return
-        if not work.is_completed():
+        if work is None or args.name.name in _MUTE or work.is_completed():
+            _leave(at)
+        else:
             self._under_way[at] = work
-            recorder.ask_again(at)
+            recorder.qualify(at, notes.ASKED_AGAIN)
+
+    def _mine(self) -> dist.ProcessGroup | None:
+        """Return the group, unless the program has destroyed it."""
+        group = dist.group.WORLD if dist.is_initialized() else None
+        return group if id(group) == self._group else None
 
     def _forget(self, at: int) -> None:
         self._under_way.pop(at, None)
@@ -135,7 +147,9 @@ class Hooks:
 
 
 @contextmanager
-def hooked(world: World, seconds: float, *, noted: bool = True) -> Iterator[Hooks | None]:
+def hooked(
+    world: World, seconds: float, *, noted: bool = True, patient: bool = False
+) -> Iterator[Hooks | None]:
     """Note the calls of the default group if it is gloo's. Local; on all ranks alike.
 
     With LOCKSTEP_CHECK=1 they are compared too, as those over nccl are; the backend mpi does so
@@ -145,6 +159,7 @@ def hooked(world: World, seconds: float, *, noted: bool = True) -> Iterator[Hook
         world: the ranks.
         seconds: the group's timeout.
         noted: False to compare them alone.
+        patient: wait for ever for a rank that is late.
     """
     group = dist.group.WORLD if dist.is_initialized() and world.size > 1 else None
     backend = dist.get_backend(group) if group is not None else ""
@@ -152,7 +167,10 @@ def hooked(world: World, seconds: float, *, noted: bool = True) -> Iterator[Hook
     if group is None or not (noted or compared):
         yield None
         return
-    comparison = Comparison(world.comm.Dup(), seconds) if compared else None
+    comparison = None
+    if compared:
+        with within(_OPEN, "opening the comparison of calls"):
+            comparison = Comparison(world.comm.Dup(), LONGEST if patient else seconds)
     hooks = Hooks(group, seconds, noted=noted, comparison=comparison)
     del group
     try:
@@ -169,6 +187,10 @@ def _has_failed(work: dist.Work) -> bool:
     return False
 
 
-def _leave(at: int) -> None:
-    if at >= 0 and notes.current is not None:
+def _leave(at: int, how: int = 0) -> None:
+    if at < 0 or notes.current is None:
+        return
+    if how:
+        notes.current.qualify(at, how)
+    else:
         notes.current.leave(at)

@@ -107,7 +107,8 @@ class Hub:
             for call in calls:
                 self._speak(str(call["call"]), call)
             if calls:
-                self._tell({"told": sorted(self._lately())})
+                harmless = all(call["call"] in HARMLESS for call in calls)
+                self._tell({"told": sorted(self._lately()), "harmless": harmless})
             if self._check_at and time.monotonic() > self._check_at:
                 self._check_at = 0.0
                 self._speak("left", {})

@@ -6,7 +6,17 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.notes import ASKED_AGAIN, CALL, CALLS, HEADER, ROOM, TEXTS, TRAINING
+from lockstep.notes import (
+    ASKED_AGAIN,
+    CALL,
+    CALLS,
+    FAILED,
+    HEADER,
+    NOT_ISSUED,
+    ROOM,
+    TEXTS,
+    TRAINING,
+)
 
 _read_words = struct.Struct("11q").unpack_from
 _read_call = struct.Struct("7qd").unpack_from
@@ -24,6 +34,7 @@ class Call:
         entered, left: nanoseconds of time.monotonic_ns; left is 0 while it lasts.
         limit: seconds.
         seen: of a call that does not say when it is over, when it lasted; otherwise 0.
+        failed: nobody waits in it any more, but nothing has come after it.
     """
 
     group: str
@@ -36,6 +47,7 @@ class Call:
     left: int
     limit: float
     seen: int = 0
+    failed: bool = False
 
     def age(self, now: int) -> float:
         """Return for how many seconds it lasts, as far as is known."""
@@ -81,7 +93,8 @@ class Notes:
             steps: a training step too, if nothing in it is noted. By itself it may take as long as
                 it likes; but of calls that are not noted, and are to wait, nothing else is known.
         """
-        return [c for c in self.open if c.group != TRAINING or (steps and len(self.open) == 1)]
+        found = [call for call in self.open if not call.failed]
+        return [c for c in found if c.group != TRAINING or (steps and len(found) == 1)]
 
 
 def read(memory: Any) -> Notes:
@@ -96,11 +109,11 @@ def read(memory: Any) -> Notes:
         words = _read_call(memory, HEADER + n * CALL)
         number, group, what, where, at, entered, left, limit = words
         # The limit is written last: a rank may be interrupted in the middle for a long time.
-        if entered and limit:
+        if entered and limit and left != NOT_ISSUED:
             verb, _, tensors = _read_text(memory, what).partition("\0")
             names = _read_text(memory, group), number, verb, tensors, _read_text(memory, where)
-            seen = beat if left == ASKED_AGAIN else 0
-            calls.append(Call(*names, at, entered, max(left, 0), limit, seen))
+            seen = beat if left in (ASKED_AGAIN, FAILED) else 0
+            calls.append(Call(*names, at, entered, max(left, 0), limit, seen, left == FAILED))
     calls.sort(key=lambda call: call.entered)
     place = _read_text(memory, file)
     if not held and (last := next((c for c in reversed(calls) if c.file), None)):

@@ -29,7 +29,7 @@ _GLOO = [
     "again with LOCKSTEP_CHECK=1, which compares the calls",
 ]
 # Verbs to which each rank may bring tensors of its own size.
-_UNEVEN = {"all_to_all", "all_to_all_single", "all_reduce_sparse"}
+_UNEVEN = {"all_to_all", "all_to_all_single", "all_reduce_sparse", "reduce_scatter"}
 
 
 # What to say, whom to blame, and whose stacks tell more.

@@ -66,6 +66,13 @@ def mode() -> str:
     return asked
 
 
+def unusual() -> str:
+    """Return what the environment asks for that changes what ranks do together, spelled. Local."""
+    usual = {MODE: "abort", "LOCKSTEP_CHECK": "0"}
+    asked = {name: os.environ.get(name, value) for name, value in usual.items()}
+    return "".join(f", {name}={it}" for name, it in asked.items() if it != usual[name])
+
+
 def _warn(limit: float) -> float:
     asked = os.environ.get(WARN, "")
     try:
@@ -110,7 +117,7 @@ def watched(world: World, seconds: float) -> Iterator[None]:
     with (
         _signals(_watcher),
         present(_watcher.segment, world.host, _watcher.ranks),
-        hooked(world, seconds) as _watcher.hooks,
+        hooked(world, seconds, patient=limits.wait) as _watcher.hooks,
         _noting(_watcher),
     ):
         yield

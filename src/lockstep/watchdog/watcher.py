@@ -181,9 +181,12 @@ class Watcher:
         elif "fetch" in message:
             self._channel.send(stacks=self._node.stacks_of(message["fetch"]))
         elif "told" in message:
-            self._called = None
             self._told = frozenset(message["told"]), time.monotonic()
-            self._node.tell()
+            if not message["harmless"]:
+                self._called = None
+                self._node.tell()
+            elif self._called is not None and self._called[0] in HARMLESS:
+                self._called = None
         elif "heard" in message:
             self._heard = True
         elif "fatal" in message and not self._limits.wait:
@@ -211,7 +214,7 @@ class Watcher:
                 limited = not call.seen or self._limits.wait
                 reason = "limit" if age > call.limit and limited else "warn"
                 warn = self._limits.warn if call.group != notes.TRAINING else call.limit
-                if age > min(warn, call.limit):
+                if age > (min(warn, call.limit) if limited else warn):
                     self._call_once(local, call, reason, age)
 
     def _heed(self, local: int, said: Notes) -> None:
@@ -288,4 +291,5 @@ class Watcher:
             blamed = alone(reason, facts, now_there, silent, told)
             if reason not in HARMLESS:
                 self._told = told | blamed, now
-        self._node.tell()
+        if reason not in HARMLESS:
+            self._node.tell()
