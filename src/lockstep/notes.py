@@ -8,7 +8,6 @@ the middle of a write sees a call that is not begun yet, or begun twice, for som
 from __future__ import annotations
 
 import os
-import site
 import struct
 import sys
 import sysconfig
@@ -54,7 +53,6 @@ _NOT_THE_USERS = tuple(
         sysconfig.get_path("purelib"),
         sysconfig.get_path("platlib"),
         str(Path(torch.__file__).parent),
-        *site.getsitepackages(),
     )
 )
 
@@ -232,7 +230,10 @@ def write_word(memory: Any, word: int, value: int) -> None:
 
 def is_the_users(name: str) -> bool:
     """Say whether a file holds the user's code, and not that of a library. Local."""
-    return not name.startswith("<") and not name.startswith(_NOT_THE_USERS)
+    if name.startswith("<") or name.startswith(_NOT_THE_USERS):
+        return False
+    # Also those of another environment that this one looks into.
+    return not any(f"{os.sep}{it}{os.sep}" in name for it in ("site-packages", "dist-packages"))
 
 
 # The recorder of this process, while a session that is watched is open.

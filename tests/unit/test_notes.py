@@ -227,3 +227,18 @@ def test_verbs_have_names_when_shapes_have_no_room_any_more() -> None:
     assert not judge([here, there]).blamed
     other = replace(here, done=[*here.done[:-1], replace(here.done[-1], verb="broadcast")])
     assert judge([other, there, replace(there, rank=2)]).blamed == {0}
+
+
+def test_whose_a_file_is() -> None:
+    """Libraries are not the user's, wherever they are installed."""
+    assert notes.is_the_users(__file__)
+    assert notes.is_the_users("/home/ann/site-packages.py")
+    for name in (
+        "<frozen runpy>",
+        torch.__file__,
+        inspect.getfile(inspect),
+        inspect.getfile(notes),
+        "/opt/other/lib/python3.11/site-packages/typing_extensions.py",
+        "/usr/lib/python3/dist-packages/numpy/core/_methods.py",
+    ):
+        assert not notes.is_the_users(name), name
