@@ -91,10 +91,12 @@ def test_check_mode_names_a_rank_that_does_not_come(tmp_path: Path) -> None:
     assert re.search(rf"(limit of 4 s|cannot end)\n +{late}", outcome.text), str(outcome)
 
 
-def test_sigquit_asks_and_ends_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("started", ["", "trap '' QUIT; "], ids=["usually", "with & by a script"])
+def test_sigquit_asks_and_ends_nothing(started: str, tmp_path: Path) -> None:
     """SIGQUIT to any rank has the verdict printed; the job goes on to its end."""
     mpi = need("openmpi")
     command = mpi.command(3, str(PROGRAM), "quit", "mpi", "60")
+    command = ["bash", "-c", f'{started}exec "$@"', "bash", *command]
     program = Program(command, mpi.environment(), tmp_path)
     program.wait_for("waiting", 3, START)
     time.sleep(1.0)  # until the others wait in all_reduce, while rank 1 sleeps for 8 s

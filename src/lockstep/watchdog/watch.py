@@ -235,14 +235,16 @@ def _signals(watcher: Watcher) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         # Only the main thread may, and only if nobody else has.
         with contextlib.suppress(ValueError):
-            if signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL:
+            usual = signal.getsignal(signal.SIGQUIT)
+            # A shell script that starts a job with & has it ignored, for no reason of the job's.
+            if usual in (signal.SIG_DFL, signal.SIG_IGN):
                 watcher.wake.setblocking(False)
                 before = signal.set_wakeup_fd(watcher.wake.fileno(), warn_on_full_buffer=False)
                 if before != -1:
                     signal.set_wakeup_fd(before)
                 else:
                     signal.signal(signal.SIGQUIT, _nothing)
-                    stack.callback(signal.signal, signal.SIGQUIT, signal.SIG_DFL)
+                    stack.callback(signal.signal, signal.SIGQUIT, usual)
                     stack.callback(signal.set_wakeup_fd, -1)
         yield
 
