@@ -36,8 +36,6 @@ _VERBS = {
 _MUTE = {"REDUCE_SCATTER": ("reduce_scatter", "output_tensors")}
 # The name of our hooks among others of the group.
 _NUMBER = int.from_bytes(b"lockstep"[:7], "big")
-
-
 # Seconds for which a call that has failed is kept as what a rank does, unless it calls another.
 _KEPT = 10.0
 # What MPI may take to make a communicator.
