@@ -140,11 +140,6 @@ class Recorder:
         """Read a word of the header."""
         return read_word(self._memory, word)
 
-    @staticmethod
-    def tell(memory: Any, moment: int) -> None:
-        """Note in a rank's part, on behalf of another, that a verdict was given."""
-        write_word(memory, TOLD, moment)
-
     def beat(self, frame: FrameType | None, moment: int = 0) -> None:
         """Note that the interpreter is free, or was at a moment, and where a frame is."""
         if not self.get(HELD):

@@ -63,20 +63,18 @@ def open_door(port: int = 0, address: str = "") -> Door:
     Raises:
         OSError: the port is in use, or not allowed.
     """
-    try:
-        if address:
-            listener = socket.create_server((address, port), backlog=_CALLERS)
-        else:
-            listener = socket.create_server(
-                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_CALLERS
-            )
-    except (OSError, ValueError):
-        if address:
-            raise
-        # no IPv6 here; if it was the port, the next line says so
-        listener = socket.create_server(("", port), backlog=_CALLERS)
+    listener = socket.create_server((address, port), backlog=_CALLERS) if address else _all(port)
     listener.setblocking(False)
     return Door(listener)
+
+
+def _all(port: int) -> socket.socket:
+    try:
+        return socket.create_server(
+            ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_CALLERS
+        )
+    except (OSError, ValueError):  # no IPv6 here; if it was the port, the next line says so
+        return socket.create_server(("", port), backlog=_CALLERS)
 
 
 def knock(target: Target, seconds: float = KNOCK) -> str:

@@ -7,11 +7,12 @@ from dataclasses import replace
 from time import monotonic_ns
 from typing import IO, TYPE_CHECKING, Any
 
-from lockstep.notes import GAVE_UP, RAISED, SHOW, TRAINING, Recorder, write_word
+from lockstep.notes import GAVE_UP, HELD, RAISED, SHOW, STACKS, TOLD, read_word, write_word
 from lockstep.watchdog import stacks
 from lockstep.watchdog.life import Life, state
 from lockstep.watchdog.reading import Notes, read
 from lockstep.watchdog.report import RankReport, report
+from lockstep.watchdog.words import waits_in
 
 if TYPE_CHECKING:
     from lockstep.shared_memory import Segment
@@ -72,7 +73,8 @@ class Node:
         """
         found = [self.report_of(local) for local in range(len(self.parts))]
         ask = [n for n, it in enumerate(found) if it.life == "running" and (now or it.stuck)]
-        places = stacks.places({n: self._offer(n) for n in ask if self._may_have_moved(n)})
+        ask = [n for n in ask if n != self._mine and not self._stays(n, found[n])]
+        places = stacks.places({n: self._offer(n) for n in ask})
         for local, it in enumerate(found):
             if it.life == "gone":  # where it has crashed it cannot say itself
                 places[local] = stacks.place(stacks.of_crash(self._kept.get(local)))
@@ -122,7 +124,7 @@ class Node:
         """Let all know that a verdict was given; nobody but reporters writes there."""
         now = monotonic_ns()
         for part in self.parts:
-            Recorder.tell(part, now)
+            write_word(part, TOLD, now)
 
     def close(self) -> None:
         """Let go of the processes and their stacks."""
@@ -136,10 +138,8 @@ class Node:
         return read(self.parts[list(self.ranks).index(rank)])
 
     def _offer(self, local: int) -> tuple[int, int]:
-        return self.lives[local].pid, read(self.parts[local]).stacks
+        return self.lives[local].pid, read_word(self.parts[local], STACKS)
 
-    def _may_have_moved(self, local: int) -> bool:
-        """Say whether a rank may be elsewhere than it has noted."""
-        said = read(self.parts[local])
-        waits = any(call.group != TRAINING for call in said.open)
-        return local != self._mine and not said.held and not waits
+    def _stays(self, local: int, it: RankReport) -> bool:
+        """Say whether a rank is where it has noted: in a call, or where it raised an error."""
+        return waits_in(it) is not None or bool(read_word(self.parts[local], HELD))
